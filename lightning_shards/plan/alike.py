@@ -68,7 +68,7 @@ class AlikeOrder(Order):
         if not (0 <= start < stop and self.samples):
             return self.inner.at(epoch, start, stop)
         places = in_blocks(start, stop, self._length, self._window_at)
-        return np.concatenate([self._window(epoch, number)[place] for number, place in places])
+        return np.concatenate([self._grouped(epoch, number)[place] for number, place in places])
 
     def identity(self) -> dict[str, int | str]:
         """That of the inner order, what is compared, and the group."""
@@ -110,7 +110,7 @@ class AlikeOrder(Order):
         return number, number * self.window, min((number + 1) * self.window, self._length)
 
     @remembered()
-    def _window(self, epoch: int, number: int) -> _Ints:
+    def _grouped(self, epoch: int, number: int) -> _Ints:
         """The ids of a window in their sequence."""
         ids = self.inner.at(epoch, *self._window_at(number * self.window)[1:])
         # words: what draws the samples that are left over, shuffles within groups, and shuffles

@@ -270,7 +270,7 @@ class SampleOrder(Order):
         require_range(self.samples, epoch, start, stop)
         places = in_blocks(start, stop, self._length, self._block_at)
         if self._has_blocks:
-            return self._ids_of(self._block(epoch, number)[place] for number, place in places)
+            return self._ids_of(self._shuffled(epoch, number)[place] for number, place in places)
         spans = ((place.start, min(place.stop, self._length)) for _, place in places)
         return self._ids_of(self._mixed(epoch, *span) for span in spans)
 
@@ -349,7 +349,7 @@ class SampleOrder(Order):
         return order_runs(-(-self.samples // self.run), self.seed, epoch)
 
     @remembered()
-    def _block(self, epoch: int, number: int) -> NDArray[np.int64]:
+    def _shuffled(self, epoch: int, number: int) -> NDArray[np.int64]:
         """The sample numbers of a block in their sequence."""
         _, start, stop = self._block_at(number * self.block)
         key, span = (self.seed, epoch), (0, stop - start)

@@ -109,7 +109,7 @@ class StrandOrder(Order):
         """
         require_range(self.samples, epoch, start, stop)
         places = in_blocks(start, stop, self.samples, self._block_at)
-        return self._ids([self._block(epoch, number)[place] for number, place in places])
+        return self._ids([self._shuffled(epoch, number)[place] for number, place in places])
 
     def footing(self, epoch: int, start: int, stop: int) -> _Ints:
         """The ids of the blocks of all strands that these positions lie in, each block once.
@@ -175,7 +175,7 @@ class StrandOrder(Order):
         if first < self._runs_of_strand:
             slots = np.arange(first, min(last, self._runs_of_strand), dtype=np.int64)
             begins = np.arange(self.strands, dtype=np.int64)[:, None] * self._runs_of_strand
-            runs = self._dealt.forward((begins + self._order(epoch).forward(slots)).ravel())
+            runs = self._dealt.forward((begins + self._order_of_runs(epoch).forward(slots)).ravel())
             runs = runs.reshape(self.strands, -1)
         else:
             left = np.arange(self.strands * self._runs_of_strand, self._full_runs, dtype=np.int64)
@@ -184,13 +184,13 @@ class StrandOrder(Order):
         return numbers[numbers < self.samples].reshape(len(runs), -1)
 
     @remembered(2)  # since workers run ahead into the next epoch
-    def _order(self, epoch: int) -> Table | Feistel:
+    def _order_of_runs(self, epoch: int) -> Table | Feistel:
         """The order of the runs of each strand."""
         key, strands = (self.inner.seed, epoch), (self.strands,)
         return permute(self._runs_of_strand, Purpose.STRAND_RUNS, key, strands)
 
     @remembered()
-    def _block(self, epoch: int, number: int) -> _Ints:
+    def _shuffled(self, epoch: int, number: int) -> _Ints:
         """The sample numbers of a block in their sequence."""
         parts, key = self._parts(epoch, number), (self.inner.seed, epoch)
         span = (0, parts.size)
