@@ -9,25 +9,19 @@ from typing import Any, cast
 import pytest
 import torch
 from ignored_warnings import ignored_below
+from toy import IGNORED
 
 from lightning_shards import DataThroughputMonitor, Place, ShardLoader, SourceDescription
 from lightning_shards.callbacks import throughput
 from lightning_shards.measure.rates import TimeTotals
 from lightning_shards.workers.inline import InlinePool
 
-IGNORED = [  # what Lightning 2.6 says of what tests do, and its own use of torch 2.13
-    "`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning",
-    "Be aware that when using `ckpt_path`, callbacks used",
-    "Checkpoint directory .* exists and is not empty",
-    "`.fit.ckpt_path=None.` was called without a model",
-    ".fit.ckpt_path=.last.. is set, but there is no last",
+pytest_collection_modifyitems = ignored_below(
+    __file__,
+    *IGNORED,
     "The '.*_dataloader' does not have many workers",
-    "You defined a `validation_step` but have no `val_datal",
     "You have overridden `on_after_batch_transfer`",
-]
-
-
-pytest_collection_modifyitems = ignored_below(__file__, *IGNORED)
+)
 
 
 class Clock:

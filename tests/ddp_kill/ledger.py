@@ -17,6 +17,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
 
 from lightning_shards import ExactResume, LoaderConfig, SetEpoch, ShardDataModule, SplitConfig
+from lightning_shards.collectives import gather
 
 HARMLESS = [
     "`isinstance.treespec, LeafSpec.` is deprecated",  # Lightning 2.6.6 with torch 2.13
@@ -38,6 +39,10 @@ def write(path: Path, values: dict[str, Any]) -> None:
     path.with_suffix(".part").rename(path)
 
 
+def of_all_ranks(ids: list[Any]) -> list[Any]:
+    return [each for of_rank in gather(ids) for each in of_rank]
+
+
 class Ledger(pl.LightningModule):
     """Trains, and stops where its job says: waits to be killed, or raises."""
 
@@ -52,7 +57,7 @@ class Ledger(pl.LightningModule):
         self.calls = {"training_step": 0, "validation_step": 0}
 
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-        self.window += self._of_all_ranks(batch["__id__"].tolist())
+        self.window += of_all_ranks(batch["__id__"].tolist())
         self._stop_if_told("training_step")
         return self.layer(batch["label"][:, None].float()).mean()
 
@@ -67,7 +72,7 @@ class Ledger(pl.LightningModule):
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         pairs = zip(batch["__id__"].tolist(), batch["__weight__"].tolist(), strict=True)
-        self.validated += self._of_all_ranks([sample for sample, weight in pairs if weight])
+        self.validated += of_all_ranks([sample for sample, weight in pairs if weight])
         if not self.trainer.sanity_checking:
             self._stop_if_told("validation_step")
 
@@ -80,11 +85,6 @@ class Ledger(pl.LightningModule):
     def on_validation_epoch_end(self) -> None:
         if not self.trainer.sanity_checking:
             self.validations.append([self.current_epoch, self.validated])
-
-    def _of_all_ranks(self, ids: list[Any]) -> list[Any]:
-        found: list[Any] = [None] * self.trainer.world_size
-        torch.distributed.all_gather_object(found, ids)
-        return [each for of_rank in found for each in of_rank]
 
     def _stop_if_told(self, hook: str) -> None:
         stop, call = self.job["stop"], self.calls[hook]

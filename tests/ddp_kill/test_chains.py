@@ -67,14 +67,6 @@ class Outcome:
     killed: list[tuple[int, int, list[str]]] = field(default_factory=list)
 
 
-def train_step(call: int, rank: int | None) -> Stop:
-    return Stop("training_step", call, rank)
-
-
-def validation_step(call: int, rank: int | None) -> Stop:
-    return Stop("validation_step", call, rank)
-
-
 EVERY_3 = {"every_n_train_steps": 3, "save_top_k": -1}
 EVERY_4_AND_LAST = {"every_n_train_steps": 4, "save_last": True}
 EPOCH_END = {"every_n_epochs": 1, "save_top_k": -1, "save_on_train_epoch_end": True}
@@ -85,8 +77,8 @@ FIVE = [
     Chain(
         "a rank within a step, then the main process in the validation after the last batch",
         (
-            Fit(2, 2, 1, train_step(7, rank=1)),  # 24 of 48 samples are in a checkpoint
-            Fit(1, 5, 1, validation_step(1, rank=0)),  # 24 samples are no multiple of 5
+            Fit(2, 2, 1, Stop("training_step", 7, rank=1)),  # 24 of 48 samples are in a checkpoint
+            Fit(1, 5, 1, Stop("validation_step", 1, rank=0)),  # 24 samples are no multiple of 5
             Fit(4, 2),
         ),
         (6, 10),
@@ -96,8 +88,8 @@ FIVE = [
     Chain(
         "max_steps and a schedule over the steps, the main process, then a rank",
         (
-            Fit(2, 2, 1, train_step(13, rank=0)),
-            Fit(4, 1, 0, train_step(5, rank=3)),
+            Fit(2, 2, 1, Stop("training_step", 13, rank=0)),
+            Fit(4, 1, 0, Stop("training_step", 5, rank=3)),
             Fit(1, 4, 2),
         ),
         (12, 16),
@@ -108,9 +100,9 @@ FIVE = [
     Chain(
         "three times within one epoch, two batches to a step",
         (
-            Fit(2, 2, 0, train_step(3, rank=1)),
-            Fit(1, 4, 0, train_step(3, rank=0)),
-            Fit(2, 1, 0, train_step(7, rank=0)),
+            Fit(2, 2, 0, Stop("training_step", 3, rank=1)),
+            Fit(1, 4, 0, Stop("training_step", 3, rank=0)),
+            Fit(2, 1, 0, Stop("training_step", 7, rank=0)),
             Fit(4, 1),
         ),
         (1, 2, 5),
@@ -119,7 +111,7 @@ FIVE = [
     ),
     Chain(
         "on an exception within a window of three batches, with a schedule",
-        (Fit(2, 2, 0, train_step(7, rank=None)), Fit(4, 1)),
+        (Fit(2, 2, 0, Stop("training_step", 7, rank=None)), Fit(4, 1)),
         (2,),
         ON_EXCEPTION,
         {"max_epochs": 2, "accumulate_grad_batches": 3},
@@ -127,7 +119,7 @@ FIVE = [
     ),
     Chain(
         "saved in a validation, and killed there",
-        (Fit(2, 2, 0, validation_step(3, rank=1)), Fit(1, 8, 1)),
+        (Fit(2, 2, 0, Stop("validation_step", 3, rank=1)), Fit(1, 8, 1)),
         (12,),
         EVERY_3,
         saves_in_validation=True,

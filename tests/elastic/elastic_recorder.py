@@ -1,4 +1,4 @@
-"""A model that writes down what its rank trains on, and waits where it is told to be ended."""
+"""A model that knows what its weights were trained on, and waits where it is told to be ended."""
 
 import json
 import os
@@ -9,14 +9,20 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 
+from lightning_shards.collectives import gather
+
 ENDED_WITHIN_S = 300.0
 
 
+def _of_all_ranks(ids: list[Any]) -> list[Any]:
+    return [each for of_rank in gather(ids) for each in of_rank]
+
+
 class ElasticRecorder(pl.LightningModule):
-    """Writes to FOLDER/attempts/NUMBER/RANK.jsonl, a line for each step and each validation batch.
+    """Keeps its ledger with its weights, and writes it to FOLDER/ledger.json when it is trained.
 
     Args:
-        folder: Of the whole run, whose attempts it numbers.
+        folder: Of the whole run.
         stops: At each of them once, and one after the other, a rank writes its pid to
             FOLDER/stop-NUMBER.json and waits until it is killed or told to end: the number of
             ranks, the global step, and the name of the rank's launcher, or else its number.
@@ -26,34 +32,34 @@ class ElasticRecorder(pl.LightningModule):
         super().__init__()
         self.folder, self.stops = Path(folder), stops
         self.layer = torch.nn.Linear(1, 1)
-
-    def on_fit_start(self) -> None:
-        attempts = self.folder / "attempts"
-        attempts.mkdir(exist_ok=True)
-        number = self.trainer.strategy.broadcast(len(list(attempts.iterdir())))
-        attempt = attempts / f"{number:03d}"
-        attempt.mkdir(exist_ok=True)
-        self.lines = (attempt / f"{self.global_rank}.jsonl").open("a", buffering=1)
-
-    def on_fit_end(self) -> None:
-        self.lines.close()
+        self.trained: list[Any] = []  # [number of ranks, epoch, ids] of each step
+        self.validated: list[Any] = []  # [epoch, ids] of each batch
 
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-        self._write("trained", batch["__id__"].tolist())
+        ids = _of_all_ranks(batch["__id__"].tolist())
+        self.trained.append([self.trainer.world_size, self.current_epoch, ids])
         self._stop_if_told()
         return self.layer(batch["label"][:, None].float()).mean()
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         if not self.trainer.sanity_checking:
             pairs = zip(batch["__id__"].tolist(), batch["__weight__"].tolist(), strict=True)
-            self._write("validated", [sample for sample, weight in pairs if weight])
+            ids = _of_all_ranks([sample for sample, weight in pairs if weight])
+            self.validated.append([self.current_epoch, ids])
 
     def configure_optimizers(self) -> Any:
         return torch.optim.SGD(self.parameters(), 0.01)
 
-    def _write(self, kind: str, ids: list[Any]) -> None:
-        step, epoch, ranks = self.global_step, self.current_epoch, self.trainer.world_size
-        self.lines.write(json.dumps([kind, step, epoch, ranks, ids]) + "\n")
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["ledger"] = [list(self.trained), list(self.validated)]
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self.trained, self.validated = checkpoint["ledger"]
+
+    def on_fit_end(self) -> None:
+        if self.trainer.is_global_zero:
+            told = json.dumps([self.trained, self.validated])
+            (self.folder / "ledger.json").write_text(told)
 
     def _stop_if_told(self) -> None:
         reached = [self.folder / f"stop-{number}.json" for number in range(len(self.stops))]

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import psutil
 from forked_programs import ForkedPrograms, Running, free_port
@@ -53,53 +52,31 @@ data:
 """
 
 
-class Attempt(NamedTuple):
-    """What one start of all ranks did: how many there were, and its first and last global step."""
-
-    ranks: int
-    first: int
-    last: int
-
-
 def all_ids(counts: Sequence[int]) -> Counter[tuple[int, int]]:
     return Counter((shard, number) for shard, count in enumerate(counts) for number in range(count))
 
 
-def check_ledger(folder: Path, ranks: list[int]) -> list[Attempt]:
+def check_ledger(folder: Path, ranks: list[int]) -> list[int]:
     """Each sample of each epoch once, but for less than a global batch; each validation once.
 
-    What an attempt did behind the step at which a later one began was made again.
+    Returns:
+        The first one of the steps that the final weights have from so many ranks, then so many.
     """
-    attempts: list[Attempt] = []
-    trained: dict[int, list[Any]] = {}
-    validated: dict[int, list[Any]] = {}
-    for attempt in sorted((folder / "attempts").iterdir()):
-        texts = [path.read_text() for path in sorted(attempt.iterdir())]
-        lines = [json.loads(line) for text in texts for line in text.splitlines()]
-        steps = [step for kind, step, *_ in lines if kind == "trained"]
-        if not steps:  # ended before its first step
-            continue
-        attempts.append(Attempt(lines[0][3], min(steps), max(steps)))
-        trained = {step: of for step, of in trained.items() if step < min(steps)}
-        validated = {step: of for step, of in validated.items() if step <= min(steps)}
-        of_this: dict[str, dict[int, list[Any]]] = {"trained": {}, "validated": {}}
-        for kind, step, epoch, _, ids in lines:
-            of_this[kind].setdefault(step, []).extend((epoch, *sample) for sample in ids)
-        trained |= of_this["trained"]
-        validated |= of_this["validated"]
-    assert [attempt.ranks for attempt in attempts] == ranks
-    assert list(trained) == list(range(len(trained)))
-    samples = Counter(sample for of_step in trained.values() for sample in of_step)
+    trained, validated = json.loads((folder / "ledger.json").read_text())
+    numbers = [None, *(of_step[0] for of_step in trained)]
+    firsts = [step for step in range(len(trained)) if numbers[step] != numbers[step + 1]]
+    assert [trained[first][0] for first in firsts] == ranks
+    samples = Counter((epoch, *sample) for _, epoch, ids in trained for sample in ids)
     assert set(samples.values()) == {1}
     assert {epoch for epoch, *_ in samples} == set(range(EPOCHS))
     for epoch in range(EPOCHS):
         of_epoch = Counter(sample[1:] for sample in samples if sample[0] == epoch)
         assert of_epoch <= all_ids(TRAIN)
         assert of_epoch.total() > sum(TRAIN) - max(ranks) * BATCH_SIZE
-    assert list(map(Counter, validated.values())) == [
-        Counter((epoch, *sample) for sample in all_ids(VAL)) for epoch in range(EPOCHS)
-    ]
-    return attempts
+    assert Counter((epoch, *sample) for epoch, ids in validated for sample in ids) == Counter(
+        (epoch, *sample) for epoch in range(EPOCHS) for sample in all_ids(VAL)
+    )
+    return firsts
 
 
 def block_of_page(language: str, begin: str) -> str:

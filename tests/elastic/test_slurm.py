@@ -9,7 +9,7 @@ import shlex
 import signal
 
 import pytest
-from elastic_runs import Attempt, block_of_page, check_ledger
+from elastic_runs import block_of_page, check_ledger
 from forked_programs import free_port
 
 pytestmark = [pytest.mark.ddp, pytest.mark.matrix, pytest.mark.timeout(600)]
@@ -52,5 +52,4 @@ def test_a_job_that_is_requeued_by_the_signal_goes_on_elsewhere(launchers_of, st
     launchers.wait_for_end(job)
     assert (tmp_path / "requeued.txt").read_text() == "requeue 1234\n"
     assert launchers.wait_for_end(start_job(launchers, 1)) == 0
-    first, second = check_ledger(tmp_path, [2, 1])
-    assert (first, second.first) == (Attempt(2, 0, 15), 12)
+    assert check_ledger(tmp_path, [2, 1]) == [0, 12]

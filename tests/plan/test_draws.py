@@ -55,14 +55,6 @@ def test_shuffled_order_has_every_shard_once(num_shards, seed, epoch):
     assert sorted(order.tolist()) == list(range(num_shards))
 
 
-def places(world_size, num_workers):
-    """All places of a world, ranks first, then workers."""
-    ranks, workers = range(world_size), range(num_workers)
-    return [
-        Place(rank, world_size, worker, num_workers) for rank, worker in product(ranks, workers)
-    ]
-
-
 def positions(plan, place, weight):
     return [position for span in spans(plan, place, weight) for position in range(*span)]
 
@@ -70,7 +62,8 @@ def positions(plan, place, weight):
 def test_small_world_reads_each_position_once_in_order_of_ranks_and_workers():
     """Repeats begin anew with the first sample, and each worker has those of its own steps."""
     for plan, num_workers in product(SMALL_WORLD, range(1, 4)):
-        every = places(plan.world_size, num_workers)
+        numbers = product(range(plan.world_size), range(num_workers))
+        every = [Place(rank, plan.world_size, worker, num_workers) for rank, worker in numbers]
         read = [[p for place in every for p in positions(plan, place, weight)] for weight in (1, 0)]
         assert read[0] == list(range(plan.done, plan.done + plan.served)), (plan, num_workers)
         assert read[1] == [k % plan.samples for k in range(plan.padded)], (plan, num_workers)
