@@ -62,13 +62,17 @@ class TransportSettings:
     indexes: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
 
 
+UNKNOWN_SIZE: Final = 1 << 62
+"""Of an object that a server sends without saying how long it is."""
+
+
 class RangeAnswer(NamedTuple):
     """What a store answers to the request for a range, before its bytes come.
 
     Attributes:
         begin: Offset of the first byte that comes.
-        stop: Offset behind the last one.
-        size: Bytes of the whole object.
+        stop: Offset behind the last one; of a store without ranges the size.
+        size: Bytes of the whole object, or UNKNOWN_SIZE.
         version: Its ETag, or its time of change.
         chunks: The bytes, perhaps with more behind them; it raises RequestFailure where they break
             off.

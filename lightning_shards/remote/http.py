@@ -28,6 +28,7 @@ from urllib3.response import BaseHTTPResponse
 
 from lightning_shards.errors import ConfigError
 from lightning_shards.remote.backend import (
+    UNKNOWN_SIZE,
     FailureKind,
     RangeAnswer,
     RangeClient,
@@ -98,7 +99,7 @@ class HttpClient(RangeClient):
         self._managers: dict[str, urllib3.PoolManager] = {}  # by scheme and host
         self._gateway = _gateway(options) if client == "ais" else ""
         self._hub = HubLocations(options, settings.cache_dir) if client == "hub" else None
-        self._has_answered = False
+        self._has_answered = self._gives_ranges = False
 
     @contextmanager
     def get(self, url: str, begin: int, end: int) -> Generator[RangeAnswer, None, None]:
@@ -109,7 +110,7 @@ class HttpClient(RangeClient):
             response.drain_conn()
             response = self.request("GET", target)
         try:
-            yield self._answer(response, begin, end)
+            yield self._answer(response, begin)
         finally:
             response.close()  # one that was read to its end has given its connection back before
 
@@ -181,7 +182,7 @@ class HttpClient(RangeClient):
             manager = self._managers.setdefault(host, manager)  # that of the first thread
         return manager
 
-    def _answer(self, response: BaseHTTPResponse, begin: int, end: int) -> RangeAnswer:
+    def _answer(self, response: BaseHTTPResponse, begin: int) -> RangeAnswer:
         if response.status == _PARTIAL:
             match = _CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", "").strip())
             if match is None:
@@ -190,29 +191,30 @@ class HttpClient(RangeClient):
             stop = last + 1
             if response.length_remaining not in (None, stop - begin):
                 raise RequestFailure("the server answers with an impossible range")
-            self._has_answered = True
+            self._gives_ranges = True
         elif response.status == _OK:
             size = self._size_of_whole(response, begin)
-            stop = max(begin, min(end, size))
+            stop = max(begin, size)
         else:
             raise refusal(response)
+        self._has_answered = True
         return RangeAnswer(begin, stop, size, _version(response), _chunks(response))
 
     def _size_of_whole(self, response: BaseHTTPResponse, begin: int) -> int:
-        """The size of an object that is sent whole, of which nothing before the range is passed.
+        """The size of an object that is sent whole, where a range from `begin` on was asked for.
 
         Such an answer, or a page for people, also comes once from a server in trouble that has
-        answered with ranges before.
+        given better ones before.
         """
-        kind: FailureKind = "again" if self._has_answered else "final"
         if response.headers.get("Content-Type", "").lower().startswith("text/html"):
             what = "the server answers with a page for people and not with a shard"
+            kind: FailureKind = "again" if self._has_answered else "final"
             raise RequestFailure(what, kind, "check the URL, and whether the server wants a login")
-        size = response.length_remaining
-        if size is None or 0 < begin < size:
-            what = "the server answers with all of the object, or without its length, and no range"
-            remedy = "use a server that knows ranges, or copy the shards here"
-            raise RequestFailure(what, kind, remedy)
+        size = UNKNOWN_SIZE if response.length_remaining is None else response.length_remaining
+        if 0 < begin < size:
+            what = "the server answers with all of the object, and no range"
+            remedy = "use a server that knows ranges, take reader='stream', or copy the shards here"
+            raise RequestFailure(what, "again" if self._gives_ranges else "final", remedy)
         return size
 
 

@@ -7,7 +7,8 @@ for these bytes alone, so a process that lags or ends delays no other one by mor
 
 A stream is parallel ranges of one object, given in order as a file that is read forward. The first
 range is small, so that the first bytes are soon there and tell the version and the size. The ranges
-behind it grow, and a bounded number of them is under way or waits to be read.
+behind it grow, and a bounded number of them is under way or waits to be read. A server without
+ranges is asked for all of the object at once.
 """
 
 import io
@@ -16,6 +17,7 @@ from bisect import bisect_right
 from collections import defaultdict, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, field
 from functools import partial
@@ -28,7 +30,7 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeVar
 
 from lightning_shards.errors import FileAccessError, IndexMismatchError, ShardNotFoundError
-from lightning_shards.remote.backend import TransportSettings
+from lightning_shards.remote.backend import Chunk, TransportSettings
 from lightning_shards.remote.cache import PieceCache
 from lightning_shards.remote.pieces import MOST_IN_ONE_REQUEST, Piece, parts_of
 from lightning_shards.remote.transport import Body, RemoteTransport, RequestThreads
@@ -67,8 +69,6 @@ and share a link. To read a gap too many costs bytes that all others wait for.""
 
 _CACHED_GAP: Final = 1 << 14
 """With a cache, ranges are joined by what costs less only where they are not in the cache."""
-
-_STREAM_BUFFER: Final = 1 << 18
 
 _RANGES: Final = 4
 """Ranges of a stream that are under way, or there and not yet read."""
@@ -112,7 +112,6 @@ class RemoteStorage(Storage):
             more.
         cache: Where pieces are kept that are fetched ahead; no other storage has the same one.
         indexes: As in `TransportSettings`.
-        wait_s: Seconds for which a batch waits for pieces that are on their way.
     """
 
     is_remote: bool = True
@@ -128,25 +127,23 @@ class RemoteStorage(Storage):
         connections: int = 64,
         cache: PieceCache | None = None,
         indexes: Mapping[str, str] = MappingProxyType({}),
-        *,
-        wait_s: float = _WAIT_S,
     ) -> None:
         self._transport, self._cache, self._indexes = transport, cache, indexes
         self._threads = RequestThreads(connections + (cache is not None))
         self._ranges = max(1, min(_RANGES, connections))
         self._most_ahead = max(1, connections - connections // _LEFT_FOR_BATCHES)
-        self._wait_s, self._has_read, self._changed = wait_s, False, Condition()
+        self._has_read, self._changed = False, Condition()
         self._known: deque[_Pieces] = deque(maxlen=_REMEMBERED)
         self._queue = deque[Piece]()
         self._coming, self._under_way = set[Piece](), set[Piece]()
-        self._read_bytes, self._table_wait_s, self._member_wait_s = 0, 0.0, 0.0
+        self._read_bytes, self._waits = 0, {"table_wait_s": 0.0, "member_wait_s": 0.0}
         if cache is not None:
             self.fetches_ahead, self.coalesced_gap = True, _CACHED_GAP
             self.largest_ahead = 8192  # as of local files, which pieces are
 
     def stat(self, url: str) -> ShardStat:
         """Size of the object and a hash of its version, asked anew by one request."""
-        return self.read_beside((), 0, [url])[1][0]
+        return self._waited(self._begun(url, 0, 0, None)).stat
 
     def read(self, url: str, start: int, stop: int, stat: _Stat = None) -> bytes:
         """One range; fewer bytes if the object ends, none if it is not what `stat` says.
@@ -196,43 +193,36 @@ class RemoteStorage(Storage):
         """
         missing, sizes = self._unread(self._wanted(reads)), dict[tuple[str, _Stat], int]()
         if missing:
-            began = perf_counter()
-            with Fetching():
-                sizes = self._fetched(self._waited_for(missing) if self._has_read else missing)
-            self._member_wait_s += perf_counter() - began
+            sizes = self._fetched(self._waited_for(missing) if self._has_read else missing)
         self._fetch_ahead()
         self._read_bytes += sum(sum(each.stops) - sum(each.starts) for each in reads)
         return [_lengths(each, sizes.get((each.url, each.stat))) for each in reads]
 
     def fetch_totals(self) -> FetchTotals:
         """What this process has fetched so far, and how long it waited."""
-        of_batches = self._read_bytes, self._table_wait_s, self._member_wait_s
-        return self._transport.counts.plus(FetchTotals(0, 0, 0, *of_batches))
+        return self._transport.counts.plus(FetchTotals(read_bytes=self._read_bytes, **self._waits))
 
     def read_beside(
         self, urls: Sequence[str], max_bytes: int, shards: Sequence[str] = ()
     ) -> tuple[list[bytes | None], list[ShardStat]]:
-        """Small objects, and what shards are: one round trip for all of them."""
-        calls: list[Callable[[], Any]] = [partial(self._whole, url, max_bytes) for url in urls]
-        calls += [partial(self._transport.read, url, 0, 0) for url in shards]
-        began = perf_counter()
-        begun = [self._threads.begin(call) for call in calls]
-        try:
-            with Fetching():
-                answers = list(map(result_of, begun))
-        finally:
-            self._table_wait_s += perf_counter() - began
-            for future in begun:
-                future.cancel()
-        return answers[: len(urls)], [body.stat for body in answers[len(urls) :]]
+        """Small objects, and what shards are of which ranges can be read: one round trip for all.
 
-    def open_stream(self, url: str) -> io.BufferedReader:
+        Raises:
+            ShardError: As of `read` for the shards; a StorageError where there are no ranges.
+        """
+        calls: list[Callable[[], Any]] = [partial(self._whole, url, max_bytes) for url in urls]
+        calls += [partial(self._stat_of_ranges, url) for url in shards]
+        begun = list(map(self._threads.begin, calls))
+        with self._waiting(begun, "table_wait_s"):
+            answers = list(map(result_of, begun))
+        return answers[: len(urls)], answers[len(urls) :]
+
+    def open_stream(self, url: str) -> io.RawIOBase:
         """The object as a file that is read forward, a few ranges ahead; errors as of `read`.
 
         To close it early calls off what is not under way yet.
         """
-        chunks = self._chunks(url)
-        return io.BufferedReader(_ForwardFile(next(chunks), chunks), _STREAM_BUFFER)
+        return _ForwardFile(self._chunks(url))
 
     def close_all(self) -> None:
         """Close all connections, and end all threads with what they have under way."""
@@ -307,14 +297,15 @@ class RemoteStorage(Storage):
 
     def _waited_for(self, missing: list[_Segment]) -> list[_Segment]:
         """What is still missing when none of it is on its way, or it was waited for long enough."""
-        until = perf_counter() + self._wait_s
-        while late := self._coming.intersection(segment.piece for segment in missing):
-            if perf_counter() >= until:
-                break
-            with self._changed:
-                self._changed.wait(_LOOK_S)
-            raise_if_cancelled()
-            missing = self._unread(missing)
+        until = perf_counter() + _WAIT_S
+        with self._waiting():
+            while late := self._coming.intersection(segment.piece for segment in missing):
+                if perf_counter() >= until:
+                    break
+                with self._changed:
+                    self._changed.wait(_LOOK_S)
+                raise_if_cancelled()
+                missing = self._unread(missing)
         with self._changed:  # their process may have ended: nobody waits for them once more
             self._coming -= late
             self._queue.extendleft(late)
@@ -322,27 +313,25 @@ class RemoteStorage(Storage):
 
     def _fetched(self, missing: list[_Segment]) -> dict[tuple[str, _Stat], int]:
         """Fetch these bytes; the size of each object, or -1 if it is another version."""
-        begun = deque[tuple[list[_Segment], int, Future[Body]]]()
+        parts, begun = list[tuple[list[_Segment], int]](), deque[Future[Body]]()
         for group, stop in _joined(missing):
             url, stat, begin, *_ = group[0]
             for part in parts_of(begin, stop) or [(begin, stop)]:
-                begun.append((group, part[0], self._begun(url, *part, stat)))
+                parts.append((group, part[0]))
+                begun.append(self._begun(url, *part, stat))
         self._fetch_ahead()
         sizes: dict[tuple[str, _Stat], int] = {}
-        try:
-            while begun:  # memory is filled here alone, so that nothing writes to it after an error
-                group, start, future = begun.popleft()
+        with self._waiting(begun):
+            for group, start in parts:
                 try:
-                    body = result_of(future)
+                    body = result_of(begun.popleft())
                 except IndexMismatchError:
                     sizes[group[0][:2]] = -1
                     continue
                 sizes.setdefault(group[0][:2], body.stat.size)
-                for segment in group:
-                    segment.fill(start, body.data)
-        finally:
-            for _, _, future in begun:
-                future.cancel()
+                data = body.data
+                for segment in group:  # nothing else writes there, so nothing does after an error
+                    segment.fill(start, data)
         return sizes
 
     # --- the same for single ranges, files and streams
@@ -356,59 +345,85 @@ class RemoteStorage(Storage):
         except (ShardNotFoundError, FileAccessError):  # stores refuse what may not be listed
             return None
 
-    def _chunks(self, url: str) -> Generator[bytes]:
+    def _stat_of_ranges(self, url: str) -> ShardStat:
+        body = self._transport.read(url, 0, 0)
+        if not body.has_ranges:  # some servers send all of an object for its beginning alone
+            body = self._transport.read(url, 1, 2)
+        return body.stat
+
+    def _chunks(self, url: str) -> Generator[Chunk]:
         """The bytes of an object, one range after the other."""
         begun = deque([self._begun(url, 0, _FIRST_BYTES, None)])
         at = size = _FIRST_BYTES
         try:
             while begun:
-                data, stat = self._waited(begun.popleft())
-                while at < stat.size and len(begun) < self._ranges:
+                chunks, stat, has_ranges = self._waited(begun.popleft())
+                while has_ranges and at < stat.size and len(begun) < self._ranges:
                     size = min(2 * size, _RANGE_BYTES)
                     begun.append(self._begun(url, at, min(at + size, stat.size), stat))
                     at += size
-                self._read_bytes += len(data)
-                yield data
+                for chunk in chunks if has_ranges else self._all_chunks(url, stat):
+                    self._read_bytes += len(chunk)
+                    yield chunk
         finally:
-            for future in begun:
-                future.cancel()
+            _call_off(begun)
+
+    def _all_chunks(self, url: str, stat: ShardStat) -> Iterator[Chunk]:
+        """The bytes of an object whose server gives no ranges, as fast as they are taken."""
+        chunks = self._transport.chunks(url, 0, stat.size, stat, has_ranges=False)
+        while chunk := self._waited(self._threads.begin(partial(next, chunks, b""))):
+            yield chunk
 
     def _begun(self, url: str, start: int, stop: int, stat: _Stat) -> "Future[Body]":
         return self._threads.begin(partial(self._transport.read, url, start, stop, stat))
 
     def _waited(self, begun: "Future[_T]") -> _T:
-        """What a thread has begun to read; the wait can be called off, as a request cannot."""
+        with self._waiting([begun]):
+            return result_of(begun)
+
+    @contextmanager
+    def _waiting(
+        self, begun: Iterable[Future[Any]] = (), what: str = "member_wait_s"
+    ) -> Generator[None]:
+        """A wait for these, which can be called off, as a request cannot."""
         began = perf_counter()
         try:
             with Fetching():
-                return result_of(begun)
+                yield
         finally:
-            begun.cancel()
-            self._member_wait_s += perf_counter() - began
+            _call_off(begun)
+            self._waits[what] += perf_counter() - began
 
 
 class _ForwardFile(io.RawIOBase):
-    """Chunks of bytes as a raw file; closing it closes what gives them."""
+    """Chunks of bytes, none empty, as a file; closing it closes what gives them."""
 
-    def __init__(self, beginning: bytes, chunks: Generator[bytes]) -> None:
+    def __init__(self, chunks: Generator[Chunk]) -> None:
         super().__init__()
-        self._data, self._chunks = memoryview(beginning), chunks
+        self._data: Chunk = next(chunks, b"")
+        self._chunks, self._at = chunks, 0
 
     def readable(self) -> bool:
         return True
 
-    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        if not self._data:
-            self._data = memoryview(next(self._chunks, b""))
-        size = min(len(buffer), len(self._data))
-        buffer[:size] = self._data[:size]
-        self._data = self._data[size:]
-        return size
+    def read(self, size: int = -1, /) -> bytes:
+        """So many bytes, or fewer, as of raw files."""
+        if size < 0:
+            return self.readall()
+        if self._at == len(self._data):
+            self._data, self._at = next(self._chunks, b""), 0
+        data = bytes(self._data[self._at : self._at + size])
+        self._at += len(data)
+        return data
 
     def close(self) -> None:
         super().close()
-        self._data = memoryview(b"")
         self._chunks.close()
+
+
+def _call_off(begun: Iterable[Future[Any]]) -> None:
+    for future in begun:
+        future.cancel()
 
 
 def pieces_of(reads: Iterable[ShardReads]) -> list[Piece]:

@@ -9,7 +9,7 @@ it have one limit of time.
 """
 
 import os
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
@@ -30,6 +30,7 @@ from lightning_shards.errors import (
     StorageError,
 )
 from lightning_shards.remote.backend import (
+    UNKNOWN_SIZE,
     Chunk,
     RangeAnswer,
     RangeClient,
@@ -52,12 +53,19 @@ class Body(NamedTuple):
     """A range of an object.
 
     Attributes:
-        data: Its bytes; fewer than asked for if the object ends before.
+        chunks: Its bytes as they came; fewer than asked for if the object ends before.
         stat: Size of the whole object, and a hash of its version.
+        has_ranges: Whether the store gives ranges; else it sends all of the object, always.
     """
 
-    data: bytes
+    chunks: Sequence[Chunk]
     stat: ShardStat
+    has_ranges: bool = True
+
+    @property
+    def data(self) -> bytes:
+        """Its bytes in one piece."""
+        return b"".join(self.chunks)
 
 
 class RemoteTransport:
@@ -109,15 +117,20 @@ class RemoteTransport:
                 process was forked from one that used this store.
         """
         reading = _Reading(url, begin, max(end, begin + 1), stat)
-        data = b"".join(self._arriving(reading))
+        chunks = list(self._arriving(reading))
         assert reading.stat is not None  # an answer has come
-        return Body(data if end > begin else b"", ShardStat(*reading.stat))
+        stat = ShardStat(*reading.stat)
+        return Body(chunks if end > begin else (), stat, reading.has_ranges)
 
     def chunks(
-        self, url: str, begin: int, end: int, stat: tuple[int, int] | None
+        self, url: str, begin: int, end: int, stat: tuple[int, int], *, has_ranges: bool = True
     ) -> Iterator[Chunk]:
-        """The bytes of a range as they arrive, each once and in order; errors as of `read`."""
-        return self._arriving(_Reading(url, begin, end, stat))
+        """The bytes of a range as they arrive, each once and in order; errors as of `read`.
+
+        Without ranges the store sends all of the object again after a break. What came before is
+        passed over.
+        """
+        return self._arriving(_Reading(url, begin, end, stat, has_ranges))
 
     def write(self, url: str, data: bytes) -> None:
         """Put a whole object, in place of one of that name; meant for indexes, which are small.
@@ -155,17 +168,17 @@ class RemoteTransport:
         """
         client, tries = self._client(reading.url), self._tries()
         while not reading.is_whole:
-            failure, before, repeated = None, reading.at, int(tries.failed > 0)
+            failure, before, repeated = None, reading.came, int(tries.failed > 0)
             try:
                 tries.arrived(0)
                 for chunk in reading.once(client):
                     yield chunk
-                    if not reading.is_whole:
-                        tries.arrived(len(chunk))
+                    if not reading.is_whole:  # a shard is read at the pace of the batches
+                        tries.arrived(len(chunk) if reading.has_ranges else _PROGRESS)
             except RequestFailure as error:
                 failure = error
             finally:
-                self._count(1, repeated, reading.at - before)
+                self._count(1, repeated, reading.came - before)
             if failure is not None:  # outside of `except`, so that nothing is its context
                 tries.wait_after(failure, reading.failed(), client, reading.url)
 
@@ -249,14 +262,18 @@ class _Reading:
         at: Offset of the next byte.
         end: Offset behind the last one; the object may end before.
         stat: What the object must be; None: what the first answer says.
+        has_ranges: Whether the store gives ranges; else it sends all of the object.
         is_whole: Whether all of it was given.
+        came: How many bytes have come for it.
     """
 
     url: str
     at: int
     end: int
     stat: tuple[int, int] | None
+    has_ranges: bool = True
     is_whole: bool = False
+    came: int = 0
 
     def failed(self) -> str:
         """What could not be done, for messages."""
@@ -268,18 +285,22 @@ class _Reading:
         Raises:
             RequestFailure: The answer is no such range, or it broke off.
         """
-        with client.get(self.url, self.at, self.end) as answer:
-            stop = self._accepted(answer)
-            self.is_whole = self.at >= stop
+        with client.get(self.url, self.at if self.has_ranges else 0, self.end) as answer:
+            stop, offset = self._accepted(answer), answer.begin
+            last, self.is_whole = min(stop, answer.stop), self.at >= stop
             for chunk in () if self.is_whole else answer.chunks:
-                new = chunk[: answer.stop - self.at]
+                new = chunk[self.at - offset : last - offset]
+                self.came, offset = self.came + len(chunk), offset + len(chunk)
                 self.at += len(new)
                 self.is_whole = self.at >= stop
-                yield new
-                if self.at >= answer.stop:
+                if new:
+                    yield new
+                if self.at >= last:
                     return
-            if self.at < answer.stop:
-                raise RequestFailure(f"the answer ends {answer.stop - self.at:,} bytes too early")
+            if answer.size == UNKNOWN_SIZE:
+                self.is_whole = True
+            elif self.at < last:
+                raise RequestFailure(f"the answer ends {last - self.at:,} bytes too early")
 
     def _accepted(self, answer: RangeAnswer) -> int:
         """Where the range ends in the object; refuse an answer of another object or range."""
@@ -292,7 +313,9 @@ class _Reading:
             )
         stop = max(self.at, min(self.end, answer.size))
         is_range = self.at < answer.stop <= stop or self.at == answer.stop == stop
-        if answer.begin != self.at or not is_range:
+        if answer.begin == 0 and answer.stop == answer.size and not (self.at and self.has_ranges):
+            self.has_ranges = self.has_ranges and is_range
+        elif answer.begin != self.at or not is_range:
             raise RequestFailure(
                 f"the server answers with bytes {answer.begin:,} to {answer.stop:,} of "
                 f"{answer.size:,} instead of {self.at:,} to {stop:,}"

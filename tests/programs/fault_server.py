@@ -26,7 +26,7 @@ _OF_AN_OBJECT = ("Content-Range", "Content-Type", "ETag", "Last-Modified")
 
 _INSTEAD = ("status", "redirect", "elsewhere", "page", "reset", "silent")
 """Kinds of faults without an object's bytes."""
-_IN_BODY = ("reset", "cut", "cut_reset", "stall", "drip")
+_IN_BODY = ("reset", "cut", "cut_reset", "stall", "drip", "whole", "parts")
 """Kinds of faults of the bytes themselves; all others are faults of headers."""
 
 
@@ -36,8 +36,9 @@ class Fault(NamedTuple):
     Attributes:
         kind: Instead of the answer `status`, `redirect`, `elsewhere` (the same path of the other
             host), `page`, `reset` or `silent`. Before it, for some seconds, `late`. Of its bytes,
-            after some of them, `cut`, `cut_reset` or `stall`, or `drip`. Of its range `whole`,
-            `short`, `shifted`; of what it says about that `mislabelled`, `longer` or `headers`. Or
+            after some of them, `cut`, `cut_reset` or `stall`, or `drip`. Of its range `whole` and
+            `parts` (all of the object, up to some byte, and in parts without a length), `short`,
+            `shifted`; of what it says about that `mislabelled`, `longer` or `headers`. Or
             `replace`: from now on the object has its bytes in reverse.
         value: A status, a number of bytes or seconds, or a location, by the kind.
         headers: More headers of the answer.
@@ -69,6 +70,7 @@ class FaultServer:
             this server answers for its own objects.
         commit: What the branches of the hub stand for, as it says.
         asked: All requests.
+        sent: Bytes of objects that were sent, but for those of other faults than `cut`.
     """
 
     scheme: str = "http"
@@ -83,6 +85,7 @@ class FaultServer:
     upstream: str = ""
     commit: str = "a"
     asked: list[Asked] = field(default_factory=list)
+    sent: int = 0
     ended: threading.Event = field(default_factory=threading.Event)
     lock: Any = field(default_factory=threading.Lock)
 
@@ -118,6 +121,7 @@ class FaultServer:
         self.objects.clear()
         self.faults.clear()
         self.asked.clear()
+        self.sent = 0
         self.always, self.has_etags, self.has_dates = None, True, True
         self.signed_until, self.upstream, self.commit = 4_000_000_000, "", "a"
 
@@ -219,7 +223,9 @@ class _Handler(BaseHTTPRequestHandler):
         if self.state.has_etags:
             headers["ETag"] = self.state.etag(name)
         asked = self.headers.get("Range")
-        if asked is None or (fault and fault.kind == "whole"):
+        if fault and fault.kind == "parts":
+            headers |= {"Content-Length": "", "Transfer-Encoding": "chunked"}
+        if asked is None or (fault and fault.kind in ("whole", "parts")):
             self._send(200, data, headers, fault)
             return
         begin, end = _range_of(asked, len(data), fault)
@@ -241,9 +247,14 @@ class _Handler(BaseHTTPRequestHandler):
         if self.command == "HEAD":
             return
         if fault is None or fault.kind not in _IN_BODY:
-            self.wfile.write(body)
+            self._write(body)
             return
         getattr(self, f"_do_{fault.kind}")(fault, body)
+
+    def _write(self, data: bytes) -> None:
+        with self.state.lock:
+            self.state.sent += len(data)
+        self.wfile.write(data)
 
     def _reply(self, status: int, body: bytes, **headers: str) -> None:
         self._send(status, body, headers, None)
@@ -278,7 +289,17 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _do_cut(self, fault: Fault, body: bytes) -> None:
         """The answer ends too early; after all of its bytes but one, if so told."""
-        self.wfile.write(body[: fault.value])
+        self._write(body[: fault.value])
+        self.close_connection = True
+
+    def _do_whole(self, fault: Fault, body: bytes) -> None:
+        self._write(body[: fault.value])
+        self.close_connection |= fault.value is not None
+
+    def _do_parts(self, fault: Fault, body: bytes) -> None:
+        for part in (body[:1000], body[1000 : fault.value]):
+            self.wfile.write(b"%x\r\n%b\r\n" % (len(part), part))
+        self.wfile.write(b"0\r\n\r\n" * (fault.value is None))
         self.close_connection = True
 
     def _do_cut_reset(self, fault: Fault, body: bytes) -> None:

@@ -4,19 +4,19 @@ import ssl
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import pytest
-from fault_server import FaultServer, fault_server
+from fault_server import Fault, FaultServer, fault_server
 from real_servers import START, RealServer
 
 from lightning_shards.build import found_shards
 from lightning_shards.remote.backend import RetryPolicy, TransportSettings
 from lightning_shards.remote.transport import RemoteTransport
-from tests.remote.contract import DATA, Store
-from tests.remote.published import COUNTS, publish, server_put
+from tests.remote.published import COUNTS, DATA, publish, server_put
 
 SIGNED = "?X-Amz-Signature=s3cr3t-query"
 QUICK = RetryPolicy(
@@ -28,8 +28,27 @@ QUICK = RetryPolicy(
     stall_s=0.3,
 )
 """All times are a hundredth of those of a run."""
+WITHOUT_RANGES = (
+    Fault("whole"),  # as of python -m http.server
+    Fault("whole", None, (("Content-Length", ""), ("Connection", "close"))),
+    Fault("parts"),
+)
+"""How servers answer that send all of an object, whatever is asked for."""
 FACES = ("http", "s3", "ais", "hf")
 """What our server looks like."""
+
+
+@dataclass
+class Store:
+    """A store of any kind that holds `DATA` as `some/data.tar`, and a transport that reads it."""
+
+    transport: RemoteTransport
+    url_of: Callable[[str], str]
+    put: Callable[[str, bytes], None]
+
+    @property
+    def url(self) -> str:
+        return self.url_of("some/data.tar")
 
 
 @pytest.fixture

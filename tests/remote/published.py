@@ -12,6 +12,7 @@ from lightning_shards.shards.published_tables import published
 from lightning_shards.shards.tables import TableStore
 
 COUNTS = [5, 3, 8]
+DATA = np.random.default_rng(0).bytes(100_003)
 
 
 def server_put(server):

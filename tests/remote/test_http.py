@@ -13,8 +13,8 @@ from lightning_shards.errors import (
 )
 from lightning_shards.remote.backend import RetryPolicy, TransportSettings
 from lightning_shards.remote.transport import RemoteTransport
-from tests.remote.conftest import QUICK, url_of
-from tests.remote.contract import DATA
+from tests.remote.conftest import QUICK, WITHOUT_RANGES, url_of
+from tests.remote.published import DATA
 
 pytestmark = pytest.mark.network
 
@@ -26,14 +26,10 @@ def transport(make_transport):
     return make_transport()
 
 
-@pytest.mark.parametrize("without_length", [False, True])
-def test_a_server_that_knows_no_ranges_is_an_error_that_says_so(
-    without_length, transport, url, server
-):
-    gone = (("Content-Length", ""), ("Connection", "close")) if without_length else ()
-    server.always = Fault("whole", None, gone)
-    if not without_length:
-        assert transport.read(url, 0, 9).data == DATA[:9]
+@pytest.mark.parametrize("answer", WITHOUT_RANGES, ids=str)
+def test_a_server_that_knows_no_ranges_is_an_error_that_says_so(answer, transport, url, server):
+    server.always = answer
+    assert transport.read(url, 0, 9).data == DATA[:9]
     with pytest.raises(StorageError, match=r"and no range \(try 1 of 10\); use a server that"):
         transport.read(url, 5, 9)
 

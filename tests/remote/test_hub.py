@@ -8,7 +8,7 @@ from fault_server import Fault
 from lightning_shards.errors import FileAccessError, StorageError
 from lightning_shards.remote.backend import TransportSettings
 from lightning_shards.remote.transport import RemoteTransport
-from tests.remote.contract import DATA
+from tests.remote.published import DATA
 
 pytestmark = pytest.mark.network
 

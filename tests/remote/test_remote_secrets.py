@@ -13,7 +13,7 @@ from lightning_shards.remote.backend import TransportSettings
 from lightning_shards.remote.storage import MakeRemoteStorage
 from lightning_shards.remote.transport import RemoteTransport
 from tests.remote.conftest import FACES, QUICK, options_of, url_of
-from tests.remote.contract import DATA
+from tests.remote.published import DATA
 from tests.test_secrets import all_of
 
 pytestmark = pytest.mark.network

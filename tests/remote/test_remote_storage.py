@@ -5,8 +5,9 @@ import time
 
 import pytest
 from fault_server import Fault
+from waiting import wait_for
 
-from lightning_shards.errors import StorageError
+from lightning_shards.errors import IndexMismatchError, StorageError
 from lightning_shards.readers import open_shards
 from lightning_shards.readers.open_shards import OpenShards
 from lightning_shards.remote import storage as remote_storage
@@ -16,8 +17,7 @@ from lightning_shards.remote.transport import RemoteTransport, RequestThreads
 from lightning_shards.shards.storage.protocol import ShardReads
 from lightning_shards.system.process import FETCH_THREAD, Cancellable
 from tests.remote.conftest import QUICK
-from tests.remote.contract import DATA, SIZE
-from tests.remote.published import module
+from tests.remote.published import DATA, module
 
 pytestmark = pytest.mark.network
 
@@ -78,18 +78,11 @@ def fetchers():
     return {thread for thread in threading.enumerate() if thread.name == FETCH_THREAD}
 
 
-def wait_until_gone(threads, limit_s=1.0):
-    end = time.monotonic() + limit_s
-    while any(thread.is_alive() for thread in threads):
-        assert time.monotonic() < end, "threads go on"
-        time.sleep(0.005)
-
-
 def test_each_range_is_one_request_with_the_version_that_is_known(server, storage, url):
     stat = storage.stat(url)
     server.asked.clear()
     ranges, expected = of_every_ninth(20)
-    reads, into = reads_of(url, [*ranges, (SIZE - 3, SIZE + 4)], stat)
+    reads, into = reads_of(url, [*ranges, (len(DATA) - 3, len(DATA) + 4)], stat)
     assert storage.read_ranges([reads]) == [[5] * 20 + [3]]
     assert into == expected + DATA[-3:] + bytes(4)
     assert len(server.asked) == 21
@@ -104,7 +97,7 @@ def test_threads_are_started_as_needed_and_end_with_the_storage(make_storage, ur
     assert len(started) <= 5
     assert all(thread.daemon for thread in started)
     storage.close_all()
-    wait_until_gone(started)
+    assert wait_for(lambda: not any(thread.is_alive() for thread in started), 1)
     for closed in (storage, make_storage()):
         closed.close_all()
         with pytest.raises(StorageError, match="was closed"):
@@ -143,7 +136,7 @@ def test_each_byte_is_fetched_once_in_ranges_that_grow(server, storage, url):
 def test_no_more_is_fetched_ahead_than_may_be(server, make_storage, url, connections, most):
     """What was read is 1,000 bytes; the rest waits to be read."""
     with make_storage(connections=connections).open_stream(url) as stream:
-        stream.raw.read(500)
+        stream.read(500)
         time.sleep(0.1)
         assert len(server.asked) == 1 + most
 
@@ -156,11 +149,11 @@ def enough():
     raise EnoughError
 
 
-@pytest.mark.parametrize("sound", [0, 1])
+@pytest.mark.parametrize("sound", [[], [None], [Fault("whole")]], ids=str)
 def test_a_stalled_stream_is_called_off(server, make_storage, url, sound):
-    """While it is opened, and while a range is waited for."""
+    """While it is opened, and while a range or all that there is, is waited for."""
     storage = make_storage(policy=None)
-    server.faults = [None] * sound
+    server.faults = list(sound)
     server.always = Fault("stall", 10)
 
     def read():
@@ -175,3 +168,18 @@ def test_a_stalled_stream_is_called_off(server, make_storage, url, sound):
     server.objects["data/0.tar"] = DATA
     with storage.open_stream(url) as stream:
         assert stream.read() == DATA
+
+
+@pytest.mark.parametrize("answer", [Fault("whole"), Fault("parts")], ids=str)
+def test_a_stream_without_ranges_goes_on_behind_a_break(server, storage, url, answer):
+    """All of the object comes again, and its beginning is passed over."""
+    server.always = answer
+    server.faults = [answer, answer._replace(value=5_000), answer._replace(value=60_000)]
+    with storage.open_stream(url) as stream:
+        assert stream.read() == DATA
+    assert len(server.asked) == 4
+    server.faults = [answer, answer._replace(value=5_000), Fault("replace")]
+    with storage.open_stream(url) as stream:
+        assert stream.read(1_000) == DATA[:1_000]
+        with pytest.raises(IndexMismatchError, match="another version"):
+            stream.read()

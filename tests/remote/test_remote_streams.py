@@ -1,5 +1,6 @@
 """Training from remote shards as streams: the batches of local ones, or an error that says why."""
 
+import re
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -7,10 +8,10 @@ from pathlib import Path
 import pytest
 from fault_server import Fault
 
-from lightning_shards.errors import IndexMismatchError, StorageError
+from lightning_shards.errors import DamagedShardError, IndexMismatchError, StorageError
 from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.remote import storage as remote_storage
-from tests.remote.conftest import options_of, url_of
+from tests.remote.conftest import WITHOUT_RANGES, options_of, url_of
 from tests.remote.published import batches, module
 
 pytestmark = pytest.mark.network
@@ -33,6 +34,28 @@ def test_shards_of_a_bucket_are_streamed_as_local_ones(local, server, stream):
     urls = [url_of(server, "s3", Path(path).name) for path in local]
     found = stream(urls, loader={"storage_options": {"s3": options_of(server)["s3"]}})
     assert batches(found) == batches(stream(local))
+
+
+@pytest.mark.parametrize("answer", WITHOUT_RANGES, ids=str)
+def test_shards_of_a_server_without_ranges_are_streamed_also_where_tables_lie_beside_them(
+    answer, published_shards, local, server, tmp_path, caplog
+):
+    server.always = answer
+    own = {"sampling": "sequential"}
+    found = module(published_shards, tmp_path, **own)
+    assert batches(found) == batches(module(local, tmp_path, reader="stream", **own))
+    message = r"all of the object, and no range .* use a server that knows ranges, take reader='str"
+    assert re.search(message, caplog.text)
+    with pytest.raises(StorageError, match=message):
+        module(published_shards, tmp_path, "other", reader="indexed", **own).source("train")
+
+
+def test_a_shard_without_length_that_ends_too_early_is_damaged(published_shards, server, stream):
+    """Where the connection ends with the answer, the end of a tar is in the tar."""
+    source = stream(published_shards).source("train")
+    server.always = WITHOUT_RANGES[1]._replace(value=3_000)
+    with pytest.raises(DamagedShardError, match="cut short"):
+        list(islice(source.batches(Place(), Cursor()), 99))
 
 
 @pytest.mark.parametrize(

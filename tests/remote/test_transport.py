@@ -1,13 +1,18 @@
-"""Which schemes a transport reads, and what its stores may be told."""
+"""Which schemes a transport reads, what its stores may be told, and what fsspec may do to it."""
 
+from ftplib import error_temp
+from typing import ClassVar
+
+import fsspec
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 from lightning_shards.errors import ConfigError, FileAccessError, ShardNotFoundError, StorageError
 from lightning_shards.remote import cloud
 from lightning_shards.remote.backend import TransportSettings
 from lightning_shards.remote.transport import RemoteTransport
-from tests.remote.conftest import url_of
-from tests.remote.contract import DATA
+from tests.remote.conftest import QUICK, url_of
+from tests.remote.published import DATA
 
 pytestmark = pytest.mark.network
 
@@ -37,26 +42,6 @@ def test_options_that_a_store_does_not_know_are_refused(scheme, options, message
     assert "s3cr3t" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("raised", "error", "message"),
-    [
-        (FileNotFoundError("s3cr3t"), ShardNotFoundError, "there is no such file"),
-        (PermissionError("s3cr3t"), FileAccessError, "this user may not read it"),
-        (ConnectionResetError("s3cr3t"), StorageError, r"ConnectionResetError \(try 10 of 10\)"),
-        (RuntimeError("s3cr3t"), StorageError, r"RuntimeError \(try 1 of 10\)"),
-    ],
-)
-def test_what_fsspec_raises_is_an_error_of_ours(raised, error, message, monkeypatch):
-    def refuse(*_args, **_options):
-        raise raised
-
-    monkeypatch.setattr("fsspec.implementations.memory.MemoryFileSystem.info", refuse)
-    transport = RemoteTransport(sleep=lambda _: None)  # of time enough for all tries
-    with pytest.raises(error, match=message) as caught:
-        transport.read("memory://b/a.tar", 0, 9)
-    assert "s3cr3t" not in str(caught.value)
-
-
 def test_without_credentials_the_error_says_at_once_where_they_belong(server, monkeypatch):
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name, raising=False)
@@ -83,3 +68,95 @@ def test_without_obstore_the_error_names_the_extra(monkeypatch):
     monkeypatch.setattr(cloud, "find_spec", lambda _: None)
     with pytest.raises(ConfigError, match=r"pip install 'lightning-shards\[remote\]'"):
         RemoteTransport().read("s3://b/a.tar", 0, 9)
+
+
+# --- fsspec
+
+URL = "dropping://me:p%40ss@host/data/a.tar"
+
+
+class SshException(Exception):  # noqa: N818 as that of paramiko
+    pass
+
+
+class Dropping(MemoryFileSystem):
+    """One file, and connections that break as told and then stay broken, as those of paramiko."""
+
+    protocol = "dropping"
+    breaks: ClassVar[list[Exception | None]] = []
+    made: ClassVar[list[dict]] = []
+    files: ClassVar[list[tuple[bytes, int]]] = []  # and its time of change; each is read once
+
+    def __init__(self, **settings):
+        super().__init__(**settings)
+        self.error = None
+        self.made.append(settings)
+
+    @staticmethod
+    def _get_kwargs_from_urls(_):
+        return {"username": "me", "password": "p%40ss"}
+
+    def info(self, path, **settings):
+        self._use()
+        data, changed = self.files[0]
+        return {"size": len(data), "created": None, "mtime": changed}
+
+    def cat_file(self, path, start=None, end=None, **settings):
+        self._use()
+        data = (self.files.pop(0) if self.files[1:] else self.files[0])[0]
+        return data[start:end]
+
+    def _use(self):
+        self.error = self.error or (self.breaks.pop(0) if self.breaks else None)
+        if self.error is not None:
+            raise self.error
+
+
+@pytest.fixture
+def dropping():
+    fsspec.register_implementation("dropping", Dropping, clobber=True)
+    Dropping.breaks, Dropping.made, Dropping.files = [], [], [(DATA, 7)]
+    yield Dropping
+    Dropping.clear_instance_cache()
+
+
+@pytest.fixture
+def transport(dropping):
+    settings = TransportSettings({"dropping": {"encoding": "latin-1"}}, policy=QUICK)
+    return RemoteTransport(settings, sleep=lambda _: None)
+
+
+@pytest.mark.parametrize(
+    ("raised", "error", "message"),
+    [
+        (FileNotFoundError("s3cr3t"), ShardNotFoundError, "there is no such file"),
+        (PermissionError("s3cr3t"), FileAccessError, "this user may not read it"),
+        (ConnectionResetError("s3cr3t"), StorageError, r"ConnectionResetError \(try 10 of 10\)"),
+        (RuntimeError("s3cr3t"), StorageError, r"RuntimeError \(try 1 of 10\)"),
+    ],
+)
+def test_what_fsspec_raises_is_an_error_of_ours(raised, error, message, dropping, transport):
+    dropping.breaks = [raised] * 10
+    with pytest.raises(error, match=message) as caught:
+        transport.read(URL, 0, 9)
+    assert "s3cr3t" not in str(caught.value)
+
+
+def test_a_file_that_is_replaced_by_one_of_its_size_while_it_is_read_is_read_again(
+    dropping, transport
+):
+    new = DATA[::-1]
+    dropping.files.append((new, 8))
+    assert transport.read(URL, 0, 9).data == new[:9]
+    assert transport.counts.repeated == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "num_good"), [(OSError(), 0), (SshException(), 1), (error_temp("421"), 1)]
+)
+def test_a_connection_that_breaks_is_made_again(error, num_good, dropping, transport):
+    transport.read(URL, 0, 9)
+    dropping.breaks = [None] * num_good + [error]
+    assert transport.read(URL, 0, 4_000).data == DATA[:4_000]
+    assert transport.counts.repeated == 1
+    assert len(dropping.made) == 2

@@ -34,7 +34,7 @@ class DictTransport:
         now = ShardStat(len(data), version_number(f"{crc32(data):08x}"))
         if stat not in (None, now):
             raise IndexMismatchError(f"{stat} was expected, {now} is there")
-        return Body(data[begin:end], now)
+        return Body([data[begin:end]], now)
 
     def write(self, url, data):
         self.files[url] = data

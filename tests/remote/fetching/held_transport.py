@@ -47,7 +47,7 @@ class HeldTransport:
             data = self.objects[url]
             if stat is not None and stat[1] != self.number:
                 raise IndexMismatchError(f"{stat} was expected, {self.number} is there")
-            return Body(data[begin:end], ShardStat(len(data), self.number))
+            return Body([data[begin:end]], ShardStat(len(data), self.number))
         finally:
             with self._lock:
                 self.under_way -= 1

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from waiting import wait_for
 
 from lightning_shards.errors import FileAccessError, StorageError
+from lightning_shards.remote import storage as remote_storage
 from lightning_shards.remote.pieces import Piece
 from lightning_shards.remote.storage import RemoteStorage
 from lightning_shards.shards.storage.protocol import ShardReads
@@ -32,9 +33,8 @@ def transport():
 def make_storage(transport, tmp_path):
     made = []
 
-    def make(cache=None, threads=4, **others):
-        cache = cache or cache_in(tmp_path / "cache")
-        made.append(RemoteStorage(transport, threads, cache, **others))
+    def make(threads=4):
+        made.append(RemoteStorage(transport, threads, cache_in(tmp_path / "cache")))
         made[-1].read_ranges([])  # what is announced is fetched from the first batch on
         return made[-1]
 
@@ -99,11 +99,12 @@ def test_whatever_is_there_batches_get_the_right_bytes(tmp_path_factory, data):
     assert found == [DATA[start : min(stop, 2000)] for start, stop in spans]
 
 
-def test_a_piece_of_a_process_that_ends_is_fetched_after_all(make_storage, tmp_path):
+def test_a_piece_of_a_process_that_ends_is_fetched_after_all(make_storage, tmp_path, monkeypatch):
+    monkeypatch.setattr(remote_storage, "_WAIT_S", 0.1)
     other = cache_in(tmp_path / "cache")
     assert not other.has(PIECES[0])
     part = other._begun(other._path_of(PIECES[0]))  # as if it were fetched there
-    storage = make_storage(wait_s=0.1)
+    storage = make_storage()
     announce(storage, PIECES)
     assert is_fetched(storage, 7)
     assert bytes_read(storage, reads_of("u", [(10, 20)])) == [DATA[10:20]]
