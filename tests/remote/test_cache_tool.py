@@ -15,22 +15,17 @@ pytestmark = [pytest.mark.network, pytest.mark.usefixtures("quick")]
 
 @pytest.fixture
 def config(published_shards, tmp_path):
-    """A configuration of the shards on our server."""
-
-    def write(shuffle_run=2):
-        train = {"urls": published_shards, "sampling": "shuffled", "shuffle_run": shuffle_run}
-        data = {
-            "train": train,
-            "fields": {"image": "png", "label": "cls"},
-            "batch_size": 2,
-            "num_workers": 0,
-            "loader": {"cache_dir": str(tmp_path / "cache"), "cache_gib": 1},
-        }
-        path = tmp_path / "config.yaml"
-        path.write_text(yaml.safe_dump({"trainer": {"devices": 1}, "data": data}))
-        return str(path)
-
-    return write
+    """The file of a configuration of the shards on our server."""
+    data = {
+        "train": {"urls": published_shards, "sampling": "shuffled", "shuffle_run": 0},
+        "fields": {"image": "png", "label": "cls"},
+        "batch_size": 2,
+        "num_workers": 0,
+        "loader": {"cache_dir": str(tmp_path / "cache"), "cache_gib": 1},
+    }
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump({"trainer": {"devices": 1}, "data": data}))
+    return str(path)
 
 
 @pytest.fixture
@@ -52,7 +47,7 @@ def run(capsys):
 def test_a_run_after_a_fill_fetches_no_byte_of_a_shard(
     config, run, published_shards, local, server, tmp_path
 ):
-    command = ["fill", "--config", config(shuffle_run=0), "--json"]
+    command = ["fill", "--config", config, "--json"]
     filled = json.loads(run(*command)[1])
     sizes = [len(server.objects[f"data/shard-{shard:06d}.tar"]) for shard in range(3)]
     assert filled["pieces"] > 0
@@ -99,7 +94,6 @@ def test_an_open_cache_is_listed_and_not_cleared(run, published_shards, tmp_path
     ],
 )
 def test_what_makes_no_sense_is_refused(config, run, arguments, said):
-    written = config()
-    status, told = run(*(written if word == "CONFIG" else word for word in arguments))
+    status, told = run(*(config if word == "CONFIG" else word for word in arguments))
     assert status == 2
     assert said in told

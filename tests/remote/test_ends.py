@@ -11,7 +11,7 @@ import pytest
 from fault_server import Fault
 from waiting import is_alive, is_running, wait_for
 
-from tests.remote import endless_fit
+from tests.remote.fits import rank
 from tests.remote.test_remote_cache import ROOMY, run_need
 
 pytestmark = [pytest.mark.network, pytest.mark.ddp]
@@ -37,17 +37,18 @@ def check(published_shards, server, forked_programs, tmp_path):
         return found
 
     def ends(pool, number, within_s):
-        loader = {"cache_dir": str(tmp_path / "cache"), "pool": pool}
         given = {"urls": published_shards, "num_workers": 0 if pool == "inline" else 2}
+        loader = {"cache_dir": str(tmp_path / "cache"), "pool": pool}
         # pieces are dropped and fetched again, without end
-        roomy = run_need(endless_fit.data_of(**given, loader=loader | ROOMY))
+        roomy = run_need(rank.data_of(ranks=1, **given, **loader, **ROOMY))
         loader["cache_gib"] = (roomy.working_set_bytes + 1) / 2**30
-        (tmp_path / "job.json").write_text(json.dumps(given | {"loader": loader}))
-        (tmp_path / "steps").touch()
-        steps = lambda: (tmp_path / "steps").stat().st_size  # noqa: E731
+        job = {"ranks": 1, "epochs": -1, "killed_at": None, "checkpoint": None, "loader": loader}
+        (tmp_path / "job.json").write_text(json.dumps(job | given))
+        told = tmp_path / "rows-0.jsonl"
+        told.touch()
+        steps = lambda: told.read_bytes().count(b"\n")  # noqa: E731
         server.always = Fault("late", 0.03)
-        command = [endless_fit.__file__, tmp_path / "job.json"]
-        with forked_programs.started(command, tmp_path) as running:
+        with forked_programs.started([rank.__file__, tmp_path / "job.json"], tmp_path) as running:
             (pid,) = running.pids
             assert wait_for(lambda: steps() > 20 or not is_running(pid), 60)
             assert is_running(pid)

@@ -1,20 +1,24 @@
 """Training from remote shards by way of the cache: the same batches, and few requests."""
 
+import logging
+import re
 import threading
 from itertools import islice
 from unittest.mock import ANY
 
+import lightning.pytorch as pl
+import numpy as np
 import pytest
 from fault_server import Fault
 from waiting import wait_for
 
-from lightning_shards.build import sources
+from lightning_shards import DataThroughputMonitor
 from lightning_shards.errors import DamagedShardError, IndexMismatchError
 from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.remote import ahead
 from lightning_shards.remote.ahead import ShardTables
-from lightning_shards.remote.backend import RetryPolicy
 from lightning_shards.shards.files import CacheFolder
+from tests.callbacks.quiet_fits import OneWeight, quiet_trainer
 from tests.remote.published import COUNTS, batches, content, module
 
 pytestmark = [pytest.mark.network, pytest.mark.usefixtures("quick")]
@@ -76,6 +80,66 @@ def test_two_ranks_with_a_cache_of_two_blocks_get_what_local_shards_give_though_
     server.faults = [None, None, Fault("status", 503), None, None, Fault("cut", 9)] * 60
     assert batches(remote, epochs=6) == batches(module(local, tmp_path, shuffle_block=4), epochs=6)
     assert sum(path.stat().st_size for path in kept()) <= loader["cache_gib"] * 2**30
+
+
+EPOCHS = 10
+
+
+def test_with_a_cache_of_two_blocks_each_piece_is_fetched_once_an_epoch(
+    published_shards, server, tmp_path
+):
+    """And once more for the first batch, and for the epoch that would follow."""
+    loader = two_blocks(published_shards, tmp_path)
+    data = module(published_shards, tmp_path, "own", loader=loader, shuffle_block=4)
+    data.source("train")
+    server.asked.clear()
+    batches(data, world_size=1, epochs=EPOCHS)
+    fetched = {name: np.zeros(len(data), int) for name, data in server.objects.items()}
+    for name, first, last in server.ranges():
+        fetched[f"data/{name}"][first : last + 1] += last > 0  # else its version was asked for
+    times = np.concatenate(list(fetched.values()))
+    assert 1 < times.max() <= EPOCHS + 2
+    assert times[times > 0].mean() <= 1.1 * EPOCHS
+
+
+class SentBytes(pl.Callback):
+    """What a server sent in a fit but for its first batch, by the line at the end and by itself."""
+
+    def __init__(self, server):
+        self.server = server
+
+    def on_train_start(self, trainer, pl_module):
+        self.server.sent = 0
+        self.server.asked.clear()
+
+    def on_train_batch_end(self, trainer, *_):
+        if trainer.global_step == 1:
+            self.of_first = trainer.train_dataloader.times.fetched.fetched_bytes
+
+    def on_train_end(self, trainer, pl_module):
+        self.sent = self.server.sent - self.of_first
+
+
+@pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning")
+@pytest.mark.parametrize("split", [{"sampling": "sequential"}, {}], ids=["exactly", "cached"])
+def test_the_line_at_the_end_of_a_fit_tells_what_the_server_sent(
+    split, published_shards, server, tmp_path, caplog
+):
+    """Also what broke off. Workers do not tell what comes after their last batch."""
+    caplog.set_level(logging.INFO)
+    data = module(published_shards, tmp_path, loader=ROOMY, **split)
+    server.faults = [None] * 12 + [Fault("cut", 99), None, Fault("cut", 9)]
+    seen = SentBytes(server)
+    trainer = quiet_trainer(tmp_path, [DataThroughputMonitor(), seen], max_epochs=4)
+    trainer.fit(OneWeight(), data)
+    told = float(re.search(r"fetched ([\d.e-]+) GB in", caplog.text)[1]) * 1e9
+    assert told == pytest.approx(seen.sent, rel=0.02)
+    times = trainer.train_dataloader.times
+    assert times.fetched.requests == len(server.asked)
+    assert times.fetched.repeated == 2
+    assert 0 < times.stages["fetch"] == pytest.approx(times.fetched.wait_s)
+    assert times.stages["fetch"] <= times.produce_s
+    assert all(seconds >= 0 for seconds in times.stages.values())
 
 
 def tables_by_two(published_shards, tmp_path):
@@ -141,26 +205,3 @@ def test_bytes_that_stay_wrong_are_an_error_that_names_the_member(
     server.objects.wrong = 10**9
     with pytest.raises(DamagedShardError, match=r"shard-00000\d.tar.*crc32"):
         served(source, BATCHES)
-
-
-@pytest.mark.parametrize("loader", [{}, ROOMY], ids=["exactly", "cached"])
-def test_each_request_and_byte_of_an_epoch_is_counted(
-    published_shards, server, tmp_path, loader, monkeypatch
-):
-    monkeypatch.setattr(sources, "RetryPolicy", RetryPolicy)  # patient: nothing is repeated
-    data = module(published_shards, tmp_path, num_workers=2, loader=loader | {"pool": "threads"})
-    data.source("train")
-    server.asked.clear()
-    with data.loader("train") as made:
-        for _ in made:
-            pass
-        times = made.times
-    fetched = times.fetched
-    assert 0 < fetched.requests <= len(server.asked)  # batches that were not handed out have some
-    assert fetched.repeated == 0
-    assert fetched.fetched_bytes > 0
-    sizes = [len(server.objects[f"data/shard-{shard:06d}.tar"]) for shard in range(3)]
-    assert 0 < fetched.read_bytes <= sum(sizes)
-    assert 0 < times.stages["fetch"] <= times.produce_s
-    assert times.stages["fetch"] == pytest.approx(fetched.wait_s, abs=1e-3)
-    assert all(seconds >= 0 for seconds in times.stages.values())

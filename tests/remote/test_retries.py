@@ -10,7 +10,6 @@ from lightning_shards.remote import transport as transports
 from lightning_shards.remote.backend import (
     LOOK_UP,
     RangeAnswer,
-    RangeClient,
     RequestFailure,
     RetryPolicy,
     TransportSettings,
@@ -21,7 +20,7 @@ MIB = 1 << 20
 URL = "http://host/a.tar"
 
 
-class FailingStore(RangeClient):
+class FailingStore:
     """Gives objects of zeros, but first what `failures` say: failures, after so many bytes."""
 
     def __init__(self):
@@ -48,12 +47,6 @@ class FailingStore(RangeClient):
             yield bytes(given)
         if failure:
             raise failure
-
-    def put(self, url, data):
-        self.get(url, 0, 1).__enter__()
-
-    def refresh(self, url):
-        raise NotImplementedError(url)
 
 
 @pytest.fixture

@@ -32,12 +32,12 @@ def rows_of(batch):
     ]
 
 
-def data_of(urls, ranks, **loader):
+def data_of(urls, ranks, num_workers=0, **loader):
     return ShardDataModule(
         SplitConfig(urls, sampling="shuffled", shuffle_run=2, shuffle_block=12),
         fields={"image": "png", "label": "cls"},
         batch_size=GLOBAL_BATCH // ranks,
-        num_workers=0,
+        num_workers=num_workers,
         loader=LoaderConfig(**loader),
     )
 
@@ -70,7 +70,7 @@ def main(path):
         strategy="ddp" if job["ranks"] > 1 else "auto",
         accelerator="cpu",
         devices=job["ranks"],
-        max_epochs=EPOCHS,
+        max_epochs=job.get("epochs", EPOCHS),
         callbacks=[
             ExactResume(),
             EpochDigest(),
@@ -81,7 +81,7 @@ def main(path):
         enable_model_summary=False,
         default_root_dir=folder,
     )
-    data = data_of(job["urls"], job["ranks"], **job["loader"])
+    data = data_of(job["urls"], job["ranks"], job.get("num_workers", 0), **job["loader"])
     trainer.fit(Recorder(folder, job["killed_at"]), data, ckpt_path=job["checkpoint"])
 
 
