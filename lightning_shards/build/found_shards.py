@@ -150,8 +150,9 @@ def _has_tables(
         return has_tables
     try:
         beside = storages.of(url).read_beside([published_url(url)], 1)[0][0]
-        if has_tables := beside is not None:
+        if beside is not None:
             tables.fetch([url])
+            has_tables = True
     except StorageError as error:
         if is_needed:
             raise
