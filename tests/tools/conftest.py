@@ -91,6 +91,20 @@ def contents(folder):
 
 
 @pytest.fixture
+def write_config(tmp_path):
+    """Writes a configuration of LightningCLI (JSON is YAML) with these settings of the data."""
+
+    def write(train, trainer=None, **settings):
+        data = {"train": train, "fields": {"label": "cls"}, "batch_size": 2, "num_workers": 0}
+        data |= {"loader": {"cache_dir": str(tmp_path / "cache")}} | settings
+        path = tmp_path / "config.yaml"
+        path.write_text(json.dumps({"trainer": trainer or {}, "data": data}))
+        return path
+
+    return write
+
+
+@pytest.fixture
 def run_json(capsys):
     """Runs a tool here: `run_json(main, [...])` gives its exit status and its JSON."""
 

@@ -154,17 +154,6 @@ def test_a_changed_sample_is_left_out(repaired, run_here, folder, shard):
     assert saved == original
 
 
-def test_an_index_of_other_samples_at_the_same_places_changes_none(repaired, run_here, tmp_path):
-    path = tmp_path / "data" / "a.tar"
-    write_members(path, [(f"old{number}.cls", b"1") for number in range(4)])
-    assert run_here(index.main)(path, "--checksums")[0] == 0
-    write_members(path, [(f"new{number}.cls", b"2") for number in range(4)])
-    flip(path, members_of(path)[-1].offset)
-    saved, repair = repaired(path)
-    assert saved.keys() == {"new0", "new1"}
-    assert repair["lost"].keys() == {"new2", "old0", "old1", "old2", "old3"}
-
-
 def test_what_would_not_read_back_makes_no_sample(repaired, tmp_path):
     names = ["a.cls", "b.cls", "b.cls", "c.cls", "d.__key__", "e.cls"]
     path = write_members(tmp_path / "data" / "a.tar", [(name, b"1") for name in [*names, "f.cls"]])

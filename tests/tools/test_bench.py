@@ -1,10 +1,8 @@
 """`lightning-shards bench` measures a real fit, writes nowhere, and says what it found."""
 
-import io
 import json
 import os
 import sys
-from contextlib import redirect_stderr, redirect_stdout
 
 import pytest
 
@@ -80,34 +78,31 @@ def folder(pack_into, tmp_path_factory):
     return folder
 
 
-@pytest.fixture(scope="module")
-def run(folder):
+@pytest.fixture
+def run(folder, monkeypatch, capsys):
     """Runs the command in this process and folder: exit status, stdout, stderr."""
 
     def run(*arguments):
-        out, errors, status = io.StringIO(), io.StringIO(), 0
-        with redirect_stdout(out), redirect_stderr(errors):
-            try:
-                bench.main(["--seconds=0.1", *arguments])
-            except SystemExit as stop:
-                status = stop.code
-        return status, out.getvalue(), errors.getvalue()
+        status = 0
+        try:
+            bench.main(["--config=config.yaml", "--seconds=0.1", *arguments])
+        except SystemExit as stop:
+            status = stop.code
+        return status, *capsys.readouterr()
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        patch.setattr(sys, "argv", ["lightning-shards"])
-        patch.setattr(sys, "path", [*sys.path, str(folder)])
-        patch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
-        patch.setenv("PL_GLOBAL_SEED", "0")
-        yield run
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "argv", ["lightning-shards"])
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
+    monkeypatch.setenv("PL_GLOBAL_SEED", "0")
+    yield run
     sys.modules.pop("bench_project", None)
 
 
 @pytest.mark.slow
 def test_loader_and_step_are_measured_and_nothing_is_written(run, folder):
     (folder / "more.yaml").write_text("data: {batch_size: 3}")  # the later file overrides
-    configs = ["--config=config.yaml", "--config=more.yaml"]
-    status, out, errors = run(*configs, "--num-workers", "0", "2", "--json")
+    status, out, errors = run("--config=more.yaml", "--num-workers", "0", "2", "--json")
     assert status == 0, errors
     found = json.loads(out)  # what the model prints is not in it
     assert "a model that prints" in errors
@@ -120,6 +115,6 @@ def test_loader_and_step_are_measured_and_nothing_is_written(run, folder):
 
 
 def test_an_option_that_neither_bench_nor_fit_has_is_refused(run):
-    status, out, errors = run("--config=config.yaml", "--secons=1")
+    status, out, errors = run("--secons=1")
     assert (status, out) == (2, "")
     assert "nrecognized arguments: --secons=1" in errors

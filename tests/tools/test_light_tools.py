@@ -1,6 +1,5 @@
 """Tools that only look start without torch and without Lightning."""
 
-import json
 import subprocess
 import sys
 
@@ -15,16 +14,8 @@ print(sorted({"torch", "lightning", "webdataset"} & sys.modules.keys()))
 
 
 @pytest.mark.parametrize("command", ["plan", "trace --epoch 0 --steps 0:2"])
-def test_tools_that_only_look_load_neither_torch_nor_lightning(command, tmp_path, write_shards):
-    write_shards([5, 3])
-    data = {
-        "train": {"urls": str(tmp_path / "*.tar"), "sampling": "shuffled"},
-        "fields": {"label": "cls", "text": "txt"},
-        "batch_size": 2,
-        "loader": {"cache_dir": str(tmp_path / "cache")},
-    }
-    config = tmp_path / "config.yaml"
-    config.write_text(json.dumps({"trainer": {"devices": 2}, "data": data}))
+def test_tools_that_only_look_load_neither_torch_nor_lightning(command, write_config, write_shards):
+    config = write_config({"urls": write_shards([5, 3]), "sampling": "shuffled"}, {"devices": 2})
     called = [sys.executable, "-c", PROGRAM, *command.split(), "--config", config]
     done = subprocess.run(called, capture_output=True, text=True, check=True, timeout=120)
     assert done.stdout.endswith("\n[]\n")

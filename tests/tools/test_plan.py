@@ -1,35 +1,26 @@
 """`lightning-shards plan` says what the loader will do, and asks for it in time."""
 
 import pytest
-import yaml
 
 from lightning_shards import ShardDataModule
 from lightning_shards.tools import plan
 from tests.mixed_shards import mix_of
-from tests.tools.conftest import write_samples
 
 COUNTS = [7, 4, 12]
 
 
 @pytest.fixture
-def config(tmp_path):
-    folder = write_samples(tmp_path / "data", COUNTS)
+def shards(pack_shards):
+    return pack_shards(COUNTS)
 
-    def write(trainer=None, **changes):
-        data = {
-            "train": {"urls": str(folder / "*.tar"), "sampling": "shuffled"},
-            "val": {"urls": str(folder / "*.tar")},
-            "fields": {"image": "jpg", "label": "cls"},
-            "batch_size": 2,
-            "num_workers": 0,
-            "loader": {"cache_dir": str(tmp_path / "cache"), "prefetch_factor": 3},
-        }
-        path = tmp_path / "config.yaml"
-        path.write_text(yaml.safe_dump({"trainer": trainer or {}, "data": data | changes}))
-        return path
 
-    write.shards = str(folder / "*.tar")
-    return write
+@pytest.fixture
+def config(write_config, shards):
+    """Writes a configuration with splits `train` and `val` of the same shards."""
+    train = {"urls": shards, "sampling": "shuffled"}
+    return lambda trainer=None, **changes: write_config(
+        trainer=trainer, **{"train": train, "val": shards} | changes
+    )
 
 
 @pytest.fixture
@@ -38,8 +29,8 @@ def run(run_json):
 
 
 @pytest.mark.parametrize("split", ["train", "val", "predict/few"])
-def test_the_numbers_are_those_of_the_loader(config, run, split):
-    sets = {"many": {"urls": "nowhere.tar"}, "few": config.shards}
+def test_the_numbers_are_those_of_the_loader(config, shards, run, split):
+    sets = {"many": {"urls": "nowhere.tar"}, "few": shards}
     path = config(predict_sets=sets)
     module = ShardDataModule.from_config(path)
     for world_size in (1, 3, 8):
@@ -74,16 +65,16 @@ def test_the_trainer_s_ranks_are_the_default_and_a_note_says_where_they_are_unkn
         (["--world-size", "64"], "train: 23 samples do not fill one step of 64 ranks x 2 samples"),
     ],
 )
-def test_what_cannot_be_planned_is_refused(config, capsys, arguments, said):
-    path = config(val=None, val_sets={"few": config.shards, "many": config.shards})
+def test_what_cannot_be_planned_is_refused(config, shards, capsys, arguments, said):
+    path = config(val=None, val_sets={"few": shards, "many": shards})
     with pytest.raises(SystemExit, match="2"):
         plan.main(["--config", str(path), *arguments])
     assert said in capsys.readouterr().err
 
 
-def test_what_a_filter_leaves_is_planned_and_said(config, run, capsys):
+def test_what_a_filter_leaves_is_planned_and_said(config, shards, run, capsys):
     third = {"hash_of": "key", "of": 3, "parts": [0]}
-    path = config(train={"urls": config.shards, "sampling": "shuffled", "exclude": third})
+    path = config(train={"urls": shards, "sampling": "shuffled", "exclude": third})
     _, document = run("--config", path, "--world-size", "1")
     assert (document["held"], document["samples"]) == (23, document["kept"])
     assert 0 < document["kept"] < 23
@@ -107,7 +98,7 @@ def test_the_table_names_the_passes_of_an_epoch_and_of_the_run(config, tmp_path,
     assert capsys.readouterr().out.endswith(
         "\n"
         "component  samples  shards  in_epoch_0  passes_of_epoch_0  in_run  passes_of_run\n"
+        "web             17       4          25              1.471      50          2.941\n"
         "labels           6       2          10              1.667      20          3.333\n"
         "more             7       2           5             0.7143      50          7.143\n"
-        "web             17       4          25              1.471      50          2.941\n"
     )

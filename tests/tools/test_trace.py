@@ -1,7 +1,5 @@
 """`lightning-shards trace` says what training gets."""
 
-import json
-
 import pytest
 
 from lightning_shards import ShardDataModule
@@ -32,21 +30,17 @@ def folder(pack_into, tmp_path_factory):
 
 
 @pytest.fixture
-def write_config(tmp_path, folder):
-    """Writes a configuration of LightningCLI (JSON is YAML), with a model that does not exist."""
+def config(write_config, folder):
+    """Writes a configuration with these splits, or with another text."""
+    urls = {"urls": str(folder / "shard-*.tar")}
+    loader = {"cache_dir": str(folder / "cache"), "pool": "threads"}
 
     def write(splits=None, *, text=None, **options):
-        path, urls = tmp_path / "config.yaml", {"urls": str(folder / "shard-*.tar")}
-        data = {
-            "fields": {"label": "cls"},
-            "batch_size": 2,
-            "num_workers": 0,
-            "loader": {"cache_dir": str(folder / "cache"), "pool": "threads"},
-            **{name: urls | split for name, split in (splits or {"train": {}}).items()},
-        }
-        trainer, model = {"devices": WORLD_SIZE}, {"class_path": "no.such.Model"}
-        document = {"trainer": trainer, "model": model, "data": data | options}
-        path.write_text(json.dumps(document) if text is None else text)
+        made = {name: urls | split for name, split in (splits or {"train": {}}).items()}
+        given = {"train": None, "loader": loader} | made | options
+        path = write_config(trainer={"devices": WORLD_SIZE}, **given)
+        if text is not None:
+            path.write_text(text)
         return path
 
     return write
@@ -80,22 +74,22 @@ def rows_of(batch):
 @pytest.mark.parametrize(
     ("name", "num_workers"), [*((name, 3) for name in SPLITS), ("shuffled indexed", 0)]
 )
-def test_it_equals_what_the_loaders_give(name, num_workers, write_config, traced):
+def test_it_equals_what_the_loaders_give(name, num_workers, config, traced):
     split = next(iter(SPLITS[name]))
-    config = write_config(SPLITS[name], seed=5, num_workers=num_workers)
-    module = ShardDataModule.from_config(config)
+    path = config(SPLITS[name], seed=5, num_workers=num_workers)
+    module = ShardDataModule.from_config(path)
     loaders = [module.loader(split, rank=rank, world_size=WORLD_SIZE) for rank in range(WORLD_SIZE)]
     with loaders[0], loaders[1]:
         for epoch in range(EPOCHS):  # the loaders' streams roll on from epoch to epoch
             ranks = [[rows_of(batch) for batch in loader] for loader in loaders]
             expected = [list(step) for step in zip(*ranks, strict=True)]
             for start, stop in [(0, len(expected)), (2, 3)][: 1 + (epoch == 1)]:
-                document = traced(config, epoch=epoch, steps=f"{start}:{stop}", split=split)
+                document = traced(path, epoch=epoch, steps=f"{start}:{stop}", split=split)
                 assert grouped(document, "key", "shard", "sample") == expected[start:stop]
 
 
 @pytest.mark.parametrize("reader", ["indexed", "stream"])
-def test_each_row_comes_with_the_name_of_its_component(reader, write_config, traced, tmp_path):
+def test_each_row_comes_with_the_name_of_its_component(reader, config, traced, tmp_path):
     names = ("web", "labels", "more")
     mix = mix_of(tmp_path / "shards", names)
     for component in mix.values():
@@ -103,11 +97,11 @@ def test_each_row_comes_with_the_name_of_its_component(reader, write_config, tra
     mix["labels"] |= {"fields": {"label": "class.txt"}, "decode": {"label": "int"}}
     mix["more"] |= {"fields": {"label": "cls"}}
     train = {"mix": mix, "round": 8, "dataset_size": 32, "sampling": "resampled", "reader": reader}
-    config = write_config({"train": train | {"urls": None}})
-    module = ShardDataModule.from_config(config)
+    path = config({"train": train | {"urls": None}})
+    module = ShardDataModule.from_config(path)
     loaders = [module.loader("train", rank=rank, world_size=WORLD_SIZE) for rank in range(2)]
     steps = list(zip(*(list(loader) for loader in loaders), strict=True))
-    assert grouped(traced(config, steps=f"0:{len(steps)}"), "component", "key") == [
+    assert grouped(traced(path, steps=f"0:{len(steps)}"), "component", "key") == [
         [
             [[names[number], key] for number, key in zip(numbers, batch["__key__"], strict=True)]
             for batch in ranks
@@ -128,8 +122,8 @@ def test_each_row_comes_with_the_name_of_its_component(reader, write_config, tra
         ({}, "--split=nonsense", "there is no 'nonsense' split"),
     ],
 )
-def test_what_cannot_be_traced_is_refused(options, given, said, write_config, capsys):
-    command = ["--config", str(write_config(**options)), "--epoch=0", "--steps=0:1"]
+def test_what_cannot_be_traced_is_refused(options, given, said, config, capsys):
+    command = ["--config", str(config(**options)), "--epoch=0", "--steps=0:1"]
     with pytest.raises(SystemExit, match="2"):
         trace.main([*command, *([given] if given else [])])
     printed = capsys.readouterr()
