@@ -90,23 +90,20 @@ def build(make: Callable[..., _T], values: Mapping[str, Any], section: str) -> _
     """
     key = re.sub(r"\W", "_", section)  # jsonargparse takes no other letters
     parser = _parser_of(make, key)
-    made: Any = None
-    problem: Exception | None = None
     try:
         parsed = parser.parse_object({key: _copied(values)}, env=False)
         require_sections(parser, parsed, key)
+        # The warnings are about `dict[str, Any]`: jsonargparse 5 leaves what such a dict names to
+        # the receiver, and `load_callable` can make it.
+        with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
+            made = parser.instantiate(parsed).get(key, Namespace())
     except _FAILURES as error:
         message = plain_message(error)
         message += did_you_mean(message, known_keys(parser))
-        problem = ConfigError(message.replace(key, section, 1))
+        problem = cause_of(error, ShardError) or ConfigError(message.replace(key, section, 1))
     else:
-        try:
-            made = _instantiated(parser, parsed).get(key, Namespace())
-        except ValueError as error:  # jsonargparse wraps errors of the members of a union
-            problem = cause_of(error, ShardError) or error
-    if problem is not None:  # raised outside `except`: the parser's error shows values with URLs
-        raise problem
-    return make(**vars(made))
+        return make(**vars(made))
+    raise problem  # outside of `except`, since the parser's error shows values with URLs
 
 
 def require_sections(parser: Any, parsed: Any, *sections: str) -> None:
@@ -231,13 +228,6 @@ def _parser_of(make: Callable[..., object], section: str) -> Any:
     return parser
 
 
-def _instantiated(parser: Any, parsed: Any) -> Any:
-    # About `dict[str, Any]`: jsonargparse 5 leaves these to the receiver, and `load_callable` can
-    # make them.
-    with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
-        return parser.instantiate(parsed)
-
-
 def load_callable(name: str, value: object) -> Callable[..., Any]:
     """The callable that a value gives: itself, its import path, or ``class_path``, ``init_args``.
 
@@ -295,10 +285,8 @@ def plain_message(error: BaseException) -> str:
         remedy = "; a variable of the environment is ${oc.env:NAME}" if is_variable else ""
         return f"{said}, at {cast('Any', unresolved).full_key!r}{remedy}"
     *_, innermost = causes = list(_causes(error))
-    path = ""
-    for key in [match[1] for cause in causes if (match := _KEY.match(str(cause)))]:
-        if not path.endswith(key):
-            path = key if key.startswith(path) else f"{path}.{key}"
+    keys = [match[1] for cause in causes if (match := _KEY.match(str(cause)))]
+    path = ".".join(dict.fromkeys(keys))
     lines = str(innermost).splitlines()[: None if isinstance(innermost, YAMLError) else 1]
     told = _KEY.sub("", " ".join(" ".join(lines).split())).removeprefix(": ")
     if "://" in told or "pipe:" in told:
