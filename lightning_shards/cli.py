@@ -81,24 +81,17 @@ class ShardArgumentParser(LightningArgumentParser):
             cast("Any", super()).print_usage(file)
 
 
-class KeepConfigCallback(SaveConfigCallback):
-    """Saves the configuration of a run, and never over a file that is there.
+class LoggedConfigCallback(SaveConfigCallback):
+    """Saves the configuration of a run in the folder of its logger.
 
-    Without a logger all runs have one folder, by default that of the command. There the file may be
-    the user's own: it is kept, and Lightning's error is only a line in the log.
+    Without a logger all runs have one folder, by default that of the command, where the file may be
+    the user's own.
     """
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Save the configuration, if its file is not there."""
-        try:
+        """Save the configuration, if there is a logger."""
+        if trainer.loggers:
             super().setup(trainer, pl_module, stage)
-        except RuntimeError as error:  # on all ranks
-            if trainer.loggers or "NOT exist" not in str(error):
-                raise
-            rank_zero_info(
-                f"{self.config_filename} exists in {trainer.default_root_dir} and is kept, so the "
-                "configuration of this run is not saved; name another trainer.default_root_dir"
-            )
 
 
 class ShardCLI(LightningCLI):
@@ -124,7 +117,7 @@ class ShardCLI(LightningCLI):
         # of a file, as its settings come to be below the name of a command
         set_parsing_settings(omegaconf_absolute_to_relative_paths=True)
         options.setdefault("parser_class", ShardArgumentParser)
-        options.setdefault("save_config_callback", KeepConfigCallback)
+        options.setdefault("save_config_callback", LoggedConfigCallback)
         cast("Any", super()).__init__(model_class, datamodule_class, **options)
 
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
@@ -174,15 +167,11 @@ class ShardCLI(LightningCLI):
         callbacks += [
             kind() for kind in kinds if not any(isinstance(each, kind) for each in callbacks)
         ]
-        callbacks += self._prediction_writers()  # behind the digest, which may refuse them
+        folder = self._get(self.config_init, "output")
+        with errors_about("output", ShardError):  # behind the digest, which may refuse predictions
+            callbacks += [] if folder is None else [ShardPredictionWriter(folder)]
         callbacks.sort(key=lambda each: isinstance(each, Checkpoint))  # which come last
         return trainer
-
-    def _prediction_writers(self) -> list[pl.Callback]:
-        """The writer that `--output` asks for."""
-        folder = self._get(self.config_init, "output")
-        with errors_about("output", ShardError):
-            return [] if folder is None else [ShardPredictionWriter(folder)]
 
     def _run_subcommand(self, subcommand: str) -> None:
         try:

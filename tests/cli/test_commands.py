@@ -117,17 +117,7 @@ def test_predict_writes_its_predictions_and_keeps_none_in_memory(tmp_path, run, 
     assert "error: output: predictions are written to a local folder" in capsys.readouterr().err
 
 
-@pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
-def test_a_fit_without_a_logger_saves_its_config_and_never_over_another(tmp_path, run, caplog):
-    saved = tmp_path / "config.yaml"
-    saved.rename(tmp_path / "mine.yaml")
-    command = ["fit", "--config", "mine.yaml", "--trainer.logger=false"]
-    run(*command)
-    written = saved.read_text()
-    assert yaml.safe_load(written)["data"]["batch_size"] == 2
-    run(*command, "--data.batch_size=3")
-    assert saved.read_text() == written
-    assert (
-        f"config.yaml exists in {tmp_path} and is kept, so the configuration of this run is not "
-        "saved; name another trainer.default_root_dir"
-    ) in caplog.text
+def test_a_fit_without_a_logger_saves_no_config_over_that_of_the_user(tmp_path, run):
+    mine = (tmp_path / "config.yaml").read_text()
+    run("fit", "--config", "config.yaml", "--trainer.logger=false", "--data.batch_size=3")
+    assert (tmp_path / "config.yaml").read_text() == mine
