@@ -375,7 +375,7 @@ def with_given_classes(
                 f"classes names {name!r}, and the fields that are decoded as 'class' are "
                 f"{decoded}; add decode: {{{name}: class}}, or leave its classes out"
             )
-        numbered = numbered_classes(given, f"`classes` of {name!r}", allow_gaps=False)
+        numbered = numbered_classes(given, f"`classes` of {name!r}")
         by_name[name] = replace(by_name[name], classes=numbered)
     return tuple(by_name.values())
 

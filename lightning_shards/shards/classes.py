@@ -23,7 +23,7 @@ CLASS_SUFFIX: Final = "cls"
 """The suffix of the members in which `pack` stores the numbers of classes."""
 
 _SHOWN: Final = 80  # letters of a value that a message shows
-_MOST_SHOWN: Final = 10  # names or numbers
+_MOST_SHOWN: Final = 10  # names
 
 DIGEST_LENGTH: Final = 16  # hex digits
 
@@ -65,9 +65,11 @@ class ClassNames:
             remedy = f"correct the label, or add the class to {self.source}"
             if label.strip().isdigit():
                 remedy = "decode it as 'int' if labels are numbers"
+            names = ", ".join(map(repr, islice(self.numbers, _MOST_SHOWN)))
+            more = ", ..." if len(self.numbers) > _MOST_SHOWN else ""
             raise SampleError(
                 f"{shown!r} is none of the {len(self.numbers):,} classes of {self.source} "
-                f"({_listed(map(repr, self.numbers))}); {remedy}"
+                f"({names}{more}); {remedy}"
             )
         return number
 
@@ -100,18 +102,18 @@ class ClassNames:
         return {str(number): name for name, number in self.numbers.items()}
 
 
-def numbered_classes(given: object, source: str, *, allow_gaps: bool) -> ClassNames:
+def numbered_classes(given: object, source: str) -> ClassNames:
     """The classes in a list of names, in the order of their numbers, or in numbers by name.
+
+    Numbers may be left out, as by `pack` where a folder has no sample of some classes.
 
     Args:
         given: The list or the mapping.
         source: Where it comes from, for messages.
-        allow_gaps: Whether numbers may be left out, as by `pack` where a folder has no sample of
-            some classes.
 
     Raises:
-        ConfigError: It is something else, or has no name; a name is empty or no text; a name or a
-            number is given twice, or numbers are left out.
+        ConfigError: It is something else, or has no name; a name is empty or no text, or a name or
+            a number is given twice.
     """
     numbers, taken = dict[str, int](), set[int]()
     for name, number in _pairs(given, source):
@@ -129,11 +131,6 @@ def numbered_classes(given: object, source: str, *, allow_gaps: bool) -> ClassNa
         taken.add(number)
     if not numbers:
         raise ConfigError(f"{source} names no class; name at least one")
-    if not allow_gaps and max(taken) >= len(taken):
-        raise ConfigError(
-            f"{source} gives its {len(taken)} classes the numbers "
-            f"{_listed(map(str, sorted(taken)))}; number them from 0 to {len(taken) - 1}"
-        )
     return ClassNames(numbers, source)
 
 
@@ -215,7 +212,7 @@ def _parsed(data: bytes, source: str) -> ClassNames:
         content: object = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{source} is no JSON: {error}; write {_FORM}") from error
-    return numbered_classes(content, source, allow_gaps=True)
+    return numbered_classes(content, source)
 
 
 def _folders(urls: Iterable[str]) -> dict[str, None]:
@@ -242,8 +239,3 @@ def same_classes(found: Iterable[ClassNames | None]) -> ClassNames | None:
                 "they are of two fields, tell the model their numbers in its own settings"
             )
     return known[0] if known else None
-
-
-def _listed(texts: Iterable[str]) -> str:
-    first = list(islice(texts, _MOST_SHOWN + 1))
-    return ", ".join([*first[:_MOST_SHOWN], *["..."] * (len(first) > _MOST_SHOWN)])

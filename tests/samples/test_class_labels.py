@@ -93,7 +93,6 @@ def test_numbers_as_names_in_a_file_are_not_guessed(shards, module):
         ({"label": ["a", "a"]}, "has the class 'a' twice"),
         ({"label": "cat"}, "must be a list of names, as in"),
         ({"label": {"cat", "dog"}}, "must be a list of names, as in"),
-        ({"label": {"cat": 0, "dog": 2}}, "the numbers 0, 2; number them from 0 to 1"),
         ({"image": ["a"]}, "classes names 'image', and the fields that are decoded as 'class'"),
     ],
 )

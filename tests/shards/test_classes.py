@@ -8,8 +8,8 @@ from lightning_shards.errors import ConfigError, SampleError
 from lightning_shards.shards.classes import agreed_classes, known_classes, numbered_classes
 
 
-def numbered(names, source="x"):
-    return numbered_classes(names, source, allow_gaps=True)
+def numbered(names):
+    return numbered_classes(names, "x")
 
 
 @pytest.fixture
@@ -28,8 +28,8 @@ def write(tmp_path):
 @pytest.mark.parametrize("content", [["cat", "dog"], {"cat": 0, "dog": 1}, {"dog": 1, "cat": 0}])
 def test_a_list_and_an_object_say_the_same(write, content):
     classes = agreed_classes([write(content)])
-    assert classes == numbered(["cat", "dog"], "elsewhere")
-    assert classes.digest() == numbered(["cat", "dog"], "elsewhere").digest()
+    assert classes == numbered(["cat", "dog"])
+    assert classes.digest() == numbered(["cat", "dog"]).digest()
     assert [classes.name_of(text) for text in ("0", " 1\n", "2", "cat")] == ["cat", "dog", "", ""]
 
 
