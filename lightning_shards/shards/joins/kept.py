@@ -478,17 +478,17 @@ class JoinedValues:
             of_table = f"{join.digest} {join.settings.key!r} {join.column!r} {join.kind}"
             name = digest_with_shards(of_table, self._index, self._cache, self._store)
             path = self._cache.root / "joins" / f"{name}.values.arrow"
-            write = partial(self._write, join, path.parent)
+            write = partial(self._write, join)
             kept[join.settings.name] = made_once(path, self._cache, _KeptJoin.mapped, write)
         return kept
 
-    def _write(self, join: Join, folder: Path, file: BinaryIO) -> None:
+    def _write(self, join: Join, file: BinaryIO) -> None:
         with closing(Storages(join.storages)) as storages:
             files = tuple(look_at(each.path, storages, self._cache) for each in join.files)
         if files != join.files:
             raise replaced(join.where)
         try:
-            self._match(replace(join, files=files), folder, file)
+            self._match(replace(join, files=files), file)
         except MemoryError as error:
             raise ConfigError(
                 f"join {join.settings.name!r}: {join.where} does not fit the memory, with the keys "
@@ -496,14 +496,14 @@ class JoinedValues:
                 "a table of these samples alone"
             ) from error
 
-    def _match(self, join: Join, folder: Path, file: BinaryIO) -> None:
+    def _match(self, join: Join, file: BinaryIO) -> None:
         arrow, stamps, keys = load_arrow(), list[tuple[int, int]](), list[Arrow]()
         for url, count in zip(self._index.urls, self._file_order.counts.tolist(), strict=True):
             shard = self._store.table_of(url, expected_samples=count)
             stamps.append(shard.stamp)
             keys.append(table_keys(shard))
         open_table = _tar_table if join.settings.is_tar else _parquet_table
-        of_rows, take = open_table(join, self._store, folder)
+        of_rows, take = open_table(join, self._store, self._cache.root / "joins")
         rows = self._rows_of(join, arrow.concat_arrays(keys), of_rows)
         facts = {_STAMPS: np.array(stamps, np.int64).tobytes()}
         values = take(rows)
