@@ -110,10 +110,3 @@ WAITS = {
 def test_a_wait_is_called_off(wait):
     with pytest.raises(EnoughError), Cancellable(enough):
         wait()
-
-
-def test_an_error_of_a_future_is_raised_even_if_it_looks_like_a_time_limit():
-    future = Future()
-    future.set_exception(TimeoutError("of the server"))
-    with pytest.raises(TimeoutError, match="of the server"):
-        result_of(future)
