@@ -52,8 +52,7 @@ def taken_apart(value: object, least: int = KEPT_BYTES) -> Packed:
         Exception: Something in it cannot be pickled.
     """
     file = io.BytesIO()
-    packer = _Packer(file)
-    packer.least, packer.parts = least, []
+    packer = _Packer(file, least)
     packer.dump(value)
     return Packed(file.getvalue(), packer.parts)
 
@@ -64,15 +63,13 @@ def put_together(value: Packed) -> Any:
 
 
 class _Packer(pickle.Pickler):
-    least: int
-    parts: list[NDArray[np.uint8]]
-
-    def __init__(self, file: io.BytesIO) -> None:
+    def __init__(self, file: io.BytesIO, least: int) -> None:
         super().__init__(file, pickle.HIGHEST_PROTOCOL, buffer_callback=self._is_inside)
+        self._least, self.parts = least, list[NDArray[np.uint8]]()
 
     def _is_inside(self, buffer: pickle.PickleBuffer) -> bool:
         values: NDArray[np.uint8] = np.frombuffer(buffer.raw(), np.uint8)
-        if len(values) < self.least:
+        if len(values) < self._least:
             return True
         self.parts.append(values)
         return False

@@ -15,7 +15,6 @@ from importlib import import_module
 from multiprocessing.connection import Connection
 from typing import Any, NoReturn, cast
 
-from lightning_shards import errors
 from lightning_shards.errors import SampleError, ShardError, WorkerError
 from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.readers.source import Source
@@ -45,16 +44,9 @@ def failure_of(error: Exception) -> Failure:
     try:
         pickle.loads(pickle.dumps(failure))  # noqa: S301 what this process made itself
     except Exception:  # noqa: BLE001 a class of the user's may raise anything here
-        return Failure(_nearest(error), cause or stack)
+        told = WorkerError(f"{type(error).__name__} in a worker process: {error}")
+        return Failure(told, cause or stack)
     return failure
-
-
-def _nearest(error: Exception) -> ShardError:
-    """The same message in the nearest class of this package."""
-    for kind in type(error).__mro__:
-        if issubclass(kind, ShardError) and kind.__module__ == errors.__name__:
-            return kind(str(error))
-    return WorkerError(f"{type(error).__name__} in a worker process: {error}")
 
 
 def last_items(ready: Sequence[LoadedBatch], failure: Failure) -> list[LoadedBatch | Failure]:

@@ -3,7 +3,6 @@
 import os
 import random
 import signal
-import threading
 
 import numpy as np
 import psutil
@@ -16,18 +15,6 @@ class DrawsFromAll:
     def __call__(self, label):
         drawn = random.random() + np.random.random()  # noqa: NPY002
         return torch.rand(3, dtype=torch.float64) + drawn + label
-
-
-class Locked:
-    """A transform that holds what cannot be pickled."""
-
-    deterministic = True
-
-    def __init__(self):
-        self.lock = threading.Lock()
-
-    def __call__(self, label):
-        return label
 
 
 class ByProcess:

@@ -5,7 +5,6 @@ With LONG_RUNS=1 there are 200 dead actors and 20 dead nodes: hours.
 
 import os
 import random
-import signal
 import socket
 import sys
 from contextlib import contextmanager
@@ -19,7 +18,7 @@ import pytest
 from lightning_shards import RayConfig
 from lightning_shards.errors import ConfigError, WorkerError
 from lightning_shards.samples.generators import are_same
-from tests.ray.actor_samples import ACTORS, actors_of, endless, made_here, make_module
+from tests.ray.actor_samples import ACTORS, endless, made_here, make_module, running_actors
 from tests.ray.actor_transforms import ByProcess
 from tests.ray.local_clusters import NEEDS_RAY, cluster_of_nodes, local_cluster
 
@@ -57,21 +56,17 @@ def test_actors_killed_at_random_moments_change_no_batch(urls, tmp_path):
     with local_cluster(), opened(tmp_path, urls) as (stream, _, expected):
         made = list(islice(stream, 5))
         for _ in range(KILLS):
-            pids = [
-                process.pid
-                for process in psutil.Process().children(recursive=True)
-                if "ray::BatchMaker" in " ".join(process.cmdline())
-            ]
-            os.kill(draws.choice(pids), signal.SIGKILL)
+            draws.choice(running_actors()).kill()
             made += islice(stream, draws.randint(6, 18))
             assert are_same(made, expected[: len(made)])
 
 
 def test_a_stopped_actor_is_an_error_that_names_its_machine(urls, tmp_path):
     patient = replace(ACTORS, worker_timeout_s=6.0)
-    with local_cluster(), opened(tmp_path, urls, patient) as (stream, loader, _):
+    with local_cluster(), opened(tmp_path, urls, patient) as (stream, *_):
         list(islice(stream, 5))
-        os.kill(actors_of(loader)[0], signal.SIGSTOP)
+        for actor in running_actors():
+            actor.suspend()
         with pytest.raises(WorkerError, match=f"actor, started on {socket.gethostname()}"):
             list(islice(stream, 20))
 

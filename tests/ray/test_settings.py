@@ -10,37 +10,25 @@ from lightning_shards.errors import ConfigError
 from lightning_shards.plan.place import Place
 
 
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"ray": RayConfig("local")}, "RayConfig.* goes with pool='ray', not 'processes'"),
-        ({"pool": "ray", "threads_per_worker": 2}, "threads_per_worker=2 goes with"),
-        ({"pool": "ray", "pin_memory": True}, "pin_memory=True goes with"),
-    ],
-)
-def test_settings_that_do_not_go_together_are_refused(settings, words):
-    with pytest.raises(ConfigError, match=words):
-        LoaderConfig(**settings)
+def with_actors(urls, **settings):
+    return ShardDataModule(urls, fields={"x": "cls"}, **settings, loader=LoaderConfig(pool="ray"))
 
 
 @pytest.mark.parametrize(
-    ("settings", "words"),
+    ("make", "settings", "words"),
     [
-        ({"address": "ray://head:10001"}, "ray.address='ray://head:10001' would send each byte"),
-        ({"cpus_per_worker": -1}, "ray.cpus_per_worker must be a number of at least 0, got -1"),
-        ({"placement": "spread"}, "ray.placement must be one of"),
+        (LoaderConfig, {"ray": RayConfig("local")}, "goes with pool='ray', not 'processes'"),
+        (LoaderConfig, {"pool": "ray", "threads_per_worker": 2}, "threads_per_worker=2 goes with"),
+        (LoaderConfig, {"pool": "ray", "pin_memory": True}, "pin_memory=True goes with"),
+        (RayConfig, {"address": "ray://head:10001"}, "'ray://head:10001' would send each byte"),
+        (RayConfig, {"cpus_per_worker": -1}, "must be a number of at least 0, got -1"),
+        (RayConfig, {"placement": "spread"}, "ray.placement must be one of"),
+        (with_actors, {"urls": "a.tar", "num_workers": 0}, "num_workers of at least 1, got 0"),
     ],
 )
-def test_wrong_settings_of_actors_are_refused(settings, words):
+def test_wrong_settings_are_refused(make, settings, words):
     with pytest.raises(ConfigError, match=words):
-        RayConfig(**settings)
-
-
-def test_no_actors_at_all_are_refused(pack_shards):
-    with pytest.raises(ConfigError, match="pool='ray' needs num_workers of at least 1, got 0"):
-        ShardDataModule(
-            pack_shards([4]), fields={"x": "cls"}, num_workers=0, loader=LoaderConfig(pool="ray")
-        )
+        make(**settings)
 
 
 def test_where_ray_is_not_installed_the_error_says_how_to_get_it(

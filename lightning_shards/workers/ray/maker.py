@@ -5,7 +5,6 @@ another process on another machine. An actor remembers only where its open itera
 for another number begins a new one.
 """
 
-import os
 import pickle
 import socket
 from collections.abc import Iterator, Sequence
@@ -30,12 +29,10 @@ class Whereabouts(NamedTuple):
     Attributes:
         node: The id of its node.
         host: The name of its machine, for messages.
-        pid: Its process.
     """
 
     node: str
     host: str
-    pid: int
 
 
 class BatchMaker:
@@ -96,7 +93,7 @@ class BatchMaker:
     def whereabouts(self) -> Whereabouts:
         """Where this actor runs; the answer shows that it has started."""
         node = ray.get_runtime_context().get_node_id()
-        return Whereabouts(node, socket.gethostname(), os.getpid())
+        return Whereabouts(node, socket.gethostname())
 
     def try_node(self, sent: Sequence[object], place: Place) -> Packed:
         """The first sample as it is made on this node, which is prepared for it.
