@@ -21,7 +21,7 @@ from lightning_shards.plan.mixture import component_seed
 from lightning_shards.plan.order import Order, SampleOrder
 from lightning_shards.plan.strands import StrandOrder
 from lightning_shards.readers.indexed import IndexedSource
-from lightning_shards.readers.recipe import Recipe
+from lightning_shards.readers.recipe import Recipe, agreed_recipes
 from lightning_shards.readers.source import Source
 from lightning_shards.readers.stream_stages import first_suffixes
 from lightning_shards.remote.ahead import need_of_source
@@ -69,7 +69,7 @@ def make_source(
             orders += [_order_of(data, each, parts[-1])] if is_indexed else []
     _require_same_classes(parts)
     _warn_of_absent(parts)
-    recipes = tuple(part.recipe.in_order_of(parts[0].recipe) for part in parts)
+    recipes = agreed_recipes([part.recipe for part in parts], of_both["collation"])
     if not is_indexed:
         from lightning_shards.readers.stream import StreamSource
 

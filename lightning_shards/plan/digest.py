@@ -37,16 +37,6 @@ def id_digests(ids: NDArray[np.int64]) -> NDArray[np.uint64]:
     return mix(mix(shards + np.uint64(1)) + samples)
 
 
-def sum_digests(digests: NDArray[np.uint64], starts: Sequence[int]) -> list[int]:
-    """The digests of sets of ids that follow each other.
-
-    Args:
-        digests: Of their ids, shape (n,); of an id that does not count it is 0.
-        starts: Where each set begins, ascending and below n; none is empty.
-    """
-    return np.add.reduceat(digests, starts).tolist()
-
-
 def add_digests(*digests: int) -> int:
     """The digest of the union of sets of ids, from the digests of the sets."""
     return sum(digests) % _MODULUS

@@ -15,14 +15,13 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lightning_shards.errors import SampleError
-from lightning_shards.plan.digest import id_digests, sum_digests
+from lightning_shards.plan.digest import digest_ids, id_digests
 from lightning_shards.readers.open_shards import OpenShards
 from lightning_shards.readers.read_ahead import ReadAhead, ReadBuffer
 from lightning_shards.readers.recipe import ShardSource, joined_column
@@ -36,11 +35,10 @@ from lightning_shards.samples.collate import (
 )
 from lightning_shards.samples.decoders import CLASS, COLUMN_DECODERS, Decoding
 from lightning_shards.samples.fields import Field
-from lightning_shards.samples.generators import preserved_globals
 from lightning_shards.samples.member_bytes import ABSENT, Ints, MemberBytes
 from lightning_shards.samples.stage_clock import StageClock
 from lightning_shards.samples.tensors import Arena
-from lightning_shards.samples.transforms import SampleTransforms, batch_fields_of
+from lightning_shards.samples.transforms import SampleTransforms
 from lightning_shards.shards.classes import ClassNames
 
 
@@ -119,18 +117,18 @@ class _Part(NamedTuple):
     """The samples of a batch that are made by one recipe.
 
     Attributes:
-        batch: The number of the batch.
         recipe: The number of the recipe.
         rows: Of these samples in the batch, int64; None: these are all samples.
         ids: Of these samples, int64 of shape (n, 2).
         members: By field.
+        first: The position in the epoch of the first row of the batch.
     """
 
-    batch: int
     recipe: int
     rows: Ints | None
     ids: Ints
     members: _Members
+    first: int
 
     def of(self, values: Sequence[Any]) -> list[Any]:
         """Those of its samples, of one value for each sample of the batch."""
@@ -163,54 +161,38 @@ class BatchReader:
     ) -> None:
         self._shards, self._source, self._clock = shards, source, clock
         self._arena, self._buffer = arena, buffer or ReadBuffer()
-        recipes = source.recipes
-        self._names = [recipe.names for recipe in recipes]
-        self._fields = [{field.name: field for field in recipe.fields} for recipe in recipes]
-        members = [
-            {field.name: field for field in recipe.fields if not field.is_joined}
-            for recipe in recipes
+        self._made_by = np.array(source.made_by)  # the recipe of each component
+        self._decoders = [
+            {field.name: decoder_of(field) for field in recipe.fields} for recipe in source.recipes
         ]
-        self._read = list(dict.fromkeys(name for fields in members for name in fields))
-        self._suffixes = [
-            [fields[name].suffixes if name in fields else () for name in self._read]
-            for fields in members
+        suffixes_of = [
+            {field.name: field.suffixes for field in recipe.fields if not field.is_joined}
+            for recipe in source.recipes
         ]
-        self._recipes = sorted(set(source.made_by))
-        self._are_joined = any(field.is_joined for recipe in recipes for field in recipe.fields)
+        self._read = list(dict.fromkeys(chain.from_iterable(suffixes_of)))
+        self._suffixes = [[each.get(name, ()) for name in self._read] for each in suffixes_of]
 
     def look_up(
         self,
         ids: Ints,
-        positions: Sequence[Sequence[int]],
+        spans: Sequence[tuple[int, int]],
         transforms: Sequence[SampleTransforms],
-        weights: Sequence[Sequence[int]] = (),
     ) -> None:
         """Find where the members of a stretch lie; `batch` then gives its batches.
 
         Args:
             ids: Of the samples of all batches, int64 of shape (n, 2).
-            positions: Of the samples of each batch in the epoch, a range as a rule.
+            spans: First position of each batch in the epoch, and the position behind its last one.
             transforms: Of each component in this epoch.
-            weights: Of the samples of each batch, 1 or 0; empty where the split has none.
 
         Raises:
             ShardNotFoundError: A shard does not exist.
             IndexMismatchError: A shard changed since it was counted.
         """
-        self._ids, self._transforms, self._positions = ids, transforms, positions
-        self._numbers = self._source.components_of(ids[:, 0])
-        self._stops = [0, *accumulate(map(len, positions))]
-        self._weights = weights or [()] * len(positions)
-        self._decoders = {
-            recipe: {
-                name: decoder_of(field)
-                for name, field in self._fields[recipe].items()
-                if transforms[recipe].takes(name)
-            }
-            for recipe in self._recipes
-        }
-        self._rows_of = self._rows_by_recipe() if len(self._recipes) > 1 else []
-        self._digests = self._digests_of(id_digests(ids))
+        self._ids, self._transforms, self._spans = ids, transforms, spans
+        self._components = self._source.components_of(ids[:, 0])
+        self._stops = [0, *accumulate(stop - start for start, stop in spans)]
+        self._digests = np.add.reduceat(id_digests(ids), self._stops[:-1]).tolist()
         with self._clock.on("open"):
             stops = np.array(self._stops[1:])
             self._ahead = ReadAhead(self._shards, self._buffer, self._suffixes_of, ids, stops)
@@ -218,75 +200,55 @@ class BatchReader:
     def _suffixes_of(self, shard: int) -> list[tuple[str, ...]]:
         return self._suffixes[self._source.index.component_of(shard)]
 
-    def _digests_of(self, digests: NDArray[np.uint64]) -> list[int]:
-        """The digest of each batch, without its repeats, which have a weight of 0."""
-        for start, weights in zip(self._stops[:-1], self._weights, strict=True):
-            if weights:
-                digests[start : start + len(weights)][np.array(weights) == 0] = 0
-        return sum_digests(digests, self._stops[:-1])
-
-    def batch(self, number: int) -> LoadedBatch:
+    def batch(self, number: int, planned: Sequence[int] = ()) -> LoadedBatch:
         """One of them; a `collate_fn` is still to be called for it.
+
+        Args:
+            number: That of the batch.
+            planned: 1 for each sample, 0 for each repeat; empty where none is planned.
 
         Raises:
             SampleError: A sample is bad, or the columns of components do not fit together.
         """
         start, stop = self._stops[number : number + 2]
         begin = self._clock.begin("read")
-        members = self.members(start, stop)
-        parts = list(self._parts(number, members))
+        parts = list(self._parts(number))
         self._clock.lap("read", begin, "read")
         keys, ids = self._ahead.keys.part(start, stop), self._ids[start:stop].copy()
-        weights, numbers = self._weights[number], self._numbers[start:stop]
+        components, digest = self._components[start:stop], self._digests[number]
+        if not all(planned):
+            digest = digest_ids(ids[np.array(planned) != 0])
+        weights = planned if planned or self._source.max_bad is None else [1] * len(keys)
         if self._source.collation.collate_fn is not None:
-            made: Any = self._whole_samples(parts, keys, weights, numbers.tolist())
+            made: Any = self._whole_samples(parts, keys, weights, components.tolist())
         else:
             of_parts = [self._columns(part, keys) for part in parts]
             columns = of_parts[0] if len(parts) == 1 else self._joined(parts, of_parts, len(keys))
-            entries = self._source.batch_format, self._source.collation.reserved, numbers
+            entries = self._source.batch_format, self._source.collation.reserved, components
             made = join_columns(keys, columns, ids, weights, *entries)
-        return LoadedBatch(made, self._digests[number], stages=self._clock.take())
+        return LoadedBatch(made, digest, stages=self._clock.take())
 
-    def members(self, start: int, stop: int) -> _Members:
-        """The members of the samples start to stop, which are one batch, by the fields' names.
-
-        They hold until the next call; raises what `ReadAhead.members` does.
-        """
-        return dict(zip(self._read, self._ahead.members(start, stop), strict=True))
-
-    def _rows_by_recipe(self) -> list[list[Ints]]:
-        """By recipe and batch the rows that a recipe makes, of several."""
-        # made_by: the recipe of each sample of the stretch; rows: the samples of one recipe.
-        made_by, stops = np.array(self._source.made_by)[self._numbers], np.array(self._stops)
-        rows_of: list[list[Ints]] = []
-        for recipe in self._recipes:
-            rows = np.flatnonzero(made_by == recipe)
-            cuts = np.searchsorted(rows, stops)
-            counts = np.diff(cuts)
-            rows -= np.repeat(stops[:-1], counts)
-            rows_of.append(np.split(rows, cuts[1:-1]))
-        return rows_of
-
-    def _parts(self, number: int, members: _Members) -> Iterator[_Part]:
-        """The samples of a batch, recipe by recipe, with their joined values."""
+    def _parts(self, number: int) -> Iterator[_Part]:
+        """The samples of a batch, recipe by recipe, with their members and joined values."""
         start, stop = self._stops[number : number + 2]
-        ids = self._ids[start:stop]
-        for place, recipe in enumerate(self._recipes):
-            rows = self._rows_of[place][number] if self._rows_of else None
-            if rows is not None and 0 < len(rows) < len(ids):
-                fields = self._fields[recipe].keys() & members.keys()
-                own = {name: members[name].at(rows) for name in fields}
-                own |= self._joined_members(ids[rows])
-                yield _Part(number, recipe, rows, ids[rows], own)
-            elif rows is None or len(rows):
-                own = members | self._joined_members(ids)
-                yield _Part(number, recipe, None, ids, own)
+        ids, first = self._ids[start:stop], self._spans[number][0]
+        members = dict(zip(self._read, self._ahead.members(start, stop), strict=True))
+        made_by = self._made_by
+        if len(made_by) > 1:
+            made_by = made_by[self._components[start:stop]]
+        recipes: list[int] = sorted({*made_by.tolist()})
+        for recipe in recipes:
+            if len(recipes) == 1:
+                yield _Part(recipe, None, ids, members | self._joined_members(ids), first)
+                return
+            rows, names = np.flatnonzero(made_by == recipe), self._source.recipes[recipe].names
+            own = {name: members[name].at(rows) for name in names if name in members}
+            own |= self._joined_members(ids[rows])
+            yield _Part(recipe, rows, ids[rows], own, first)
 
     def _joined_members(self, ids: Ints) -> _Members:
         """The joined values of these samples, which are made by one recipe."""
-        joined = None
-        if self._are_joined:
-            joined = self._shards.joined(int(ids[0, 0]) if len(ids) else 0)
+        joined = self._shards.joined(int(ids[0, 0]))
         if joined is None:
             return {}
         checksums = np.full(len(ids), ABSENT)
@@ -296,18 +258,15 @@ class BatchReader:
     def _columns(self, part: _Part, keys: Sequence[str]) -> dict[str, Column]:
         """The fields of the samples of a part, in their order."""
         recipe, transforms = self._source.recipes[part.recipe], self._transforms[part.recipe]
-        decoders, arena = self._decoders[part.recipe], self._arena if part.rows is None else None
+        arena = self._arena if part.rows is None else None
         begin = self._clock.begin("decode")
         columns = {
             field.name: decode_column(field, part.members[field.name], arena)
             for field in recipe.fields
-            if field.name not in decoders
+            if not transforms.takes(field.name)
         }
         self._clock.lap("decode", begin, "collate")
-        if transforms.is_empty:
-            return columns
-        with preserved_globals(are_drawn=transforms.draws_from_globals):
-            return self._transformed(part, keys, columns)
+        return columns if transforms.is_empty else self._transformed(part, keys, columns)
 
     def _joined(
         self, parts: Sequence[_Part], of_parts: Sequence[dict[str, Column]], count: int
@@ -332,19 +291,16 @@ class BatchReader:
         parts: Sequence[_Part],
         keys: Sequence[str],
         weights: Sequence[int],
-        numbers: Sequence[int],
+        components: Sequence[int],
     ) -> list[Sample]:
         """A batch of whole samples, as a `collate_fn` takes them."""
         rows: list[Sample] = [{}] * len(keys)
         for part in parts:
-            fields, transforms = self._fields[part.recipe], self._transforms[part.recipe]
-            decoders = {name: decoder_of(field) for name, field in fields.items()}
-            with preserved_globals(are_drawn=transforms.draws_from_globals):
-                samples = self._samples(part, keys, decoders)
-                for row, sample in zip(part.of(range(len(keys))), samples, strict=True):
-                    rows[row] = sample
+            samples = self._samples(part, keys, self._source.recipes[part.recipe].names)
+            for row, sample in zip(part.of(range(len(keys))), samples, strict=True):
+                rows[row] = sample
         with self._clock.on("collate"):
-            return self._source.collation.given(rows, weights, numbers)
+            return self._source.collation.given(rows, weights, components)
 
     def _transformed(
         self, part: _Part, keys: Sequence[str], columns: Mapping[str, Column]
@@ -352,27 +308,24 @@ class BatchReader:
         """These columns and those that transforms take or make, in their order."""
         arena = self._arena if part.rows is None else None
         recipe = self._source.recipes[part.recipe]
-        samples = list(self._samples(part, keys, self._decoders[part.recipe]))
+        taken = [field.name for field in recipe.fields if field.name not in columns]
+        samples = list(self._samples(part, keys, taken))
         begin = self._clock.begin("collate")
-        named = self._names[part.recipe], self._source.batch_format, recipe.sample_transforms
         finished = {
             name: columns[name] if name in columns else column_of(samples, name, arena)
-            for name in batch_fields_of(samples, *named)
+            for name in recipe.batch_names(samples, self._source.batch_format)
         }
         self._clock.lap("collate", begin, "collate")
         return finished
 
-    def _samples(
-        self,
-        part: _Part,
-        keys: Sequence[str],
-        decoders: Mapping[str, Callable[[bytes | None], Any]],
-    ) -> Iterator[Sample]:
-        """The samples of a part, with the fields that are decoded and transformed one by one."""
+    def _samples(self, part: _Part, keys: Sequence[str], fields: Sequence[str]) -> Iterator[Sample]:
+        """The samples of a part; these fields of them are decoded and transformed one by one."""
         transforms = self._transforms[part.recipe]
         begin = self._clock.begin("read")
+        decoders = {name: self._decoders[part.recipe][name] for name in fields}
         data = {name: part.members[name].with_gaps() for name in decoders}
-        rows = part.of(keys), part.ids.tolist(), part.of(self._positions[part.batch])
+        positions = range(part.first, part.first + len(keys))
+        rows = part.of(keys), part.ids.tolist(), part.of(positions)
         urls = self._shards.urls
         for key, (shard, number), position in zip(*rows, strict=True):
             sample: Sample = {"__key__": key, "__url__": urls[shard], "__id__": (shard, number)}

@@ -6,14 +6,8 @@ one data set, or of the components of a mixture, each with a recipe of its own.
 """
 
 import dataclasses
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import (
-    AbstractContextManager,
-    ExitStack,
-    closing,
-    contextmanager,
-    suppress,
-)
+from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, count, groupby
@@ -44,7 +38,7 @@ from lightning_shards.readers.source import (
     shard_identity,
 )
 from lightning_shards.samples.collate import BadSample, LoadedBatch, Sample, ids_of
-from lightning_shards.samples.generators import SampleSeeds, preserved_globals
+from lightning_shards.samples.generators import SampleSeeds
 from lightning_shards.samples.stage_clock import StageClock
 from lightning_shards.samples.tensors import Arena, torch_if_loaded
 from lightning_shards.shards.files import CacheFolder
@@ -135,12 +129,12 @@ class IndexedSource(ShardSource):
         Raises:
             ShardError: A shard has changed or is damaged, or a sample cannot be made.
         """
-        source, clock, reader = self.with_arrays(), StageClock(), None
+        clock, reader = StageClock(), None
         with self._reading(place, cursor) as (shards, ahead, totals):
-            if all(can_decode(field) for recipe in source.recipes for field in recipe.fields):
+            if all(can_decode(field) for recipe in self.recipes for field in recipe.fields):
                 buffer = ReadBuffer(ahead)
-                reader = BatchReader(shards, source, clock, arena=arena, buffer=buffer)
-            maker = WorkerBatches(source, shards, clock, arena, reader)
+                reader = BatchReader(shards, self, clock, arena=arena, buffer=buffer)
+            maker = WorkerBatches(self, shards, clock, arena, reader)
             made = map(maker.batches, self.epochs.worker_epochs(place, cursor))
             if ahead is not None:
                 made = map(
@@ -154,25 +148,22 @@ class IndexedSource(ShardSource):
         self, place: Place, cursor: Cursor
     ) -> "Generator[tuple[OpenShards, FetchAhead | None, Callable[[], FetchTotals] | None]]":
         """The shards that one worker reads from the cursor on, what fetches ahead, and its sums."""
-        opened = OpenShards(self.index, self.cache, storages=self.storages, joined=self.joined)
-        if self.storages is None:
-            with opened:
+        with self._opened() as opened, ExitStack() as stack:
+            if self.storages is None:
                 yield opened, None, None
-            return
-        # what is remote is imported by who reads it
-        from lightning_shards.remote.ahead import (
-            FetchAhead,
-            PiecePlan,
-            ShardTables,
-            share_of_process,
-        )
+                return
+            # what is remote is imported by who reads it
+            from lightning_shards.remote.ahead import (
+                FetchAhead,
+                PiecePlan,
+                ShardTables,
+                share_of_process,
+            )
 
-        tables = ShardTables(self.index, self.cache, self.storages, share_of_process(place))
-        plan = PiecePlan(self.order, self.epochs, cursor, place, self.index.urls, tables)
-        with ExitStack() as stack:
-            at = stack.enter_context(opened).storages
+            tables = ShardTables(self.index, self.cache, self.storages, share_of_process(place))
             stack.callback(tables.close)
-            ahead = None
+            plan = PiecePlan(self.order, self.epochs, cursor, place, self.index.urls, tables)
+            at, ahead = opened.storages, None
             if any(storage.fetches_ahead for storage, _ in at.grouped(self.index.urls)):
                 ahead = FetchAhead(plan.announcements(), at)
                 stack.callback(ahead.close)
@@ -182,6 +173,9 @@ class IndexedSource(ShardSource):
                 return at.fetch_totals().plus(tables.fetch_totals()).plus(announced)
 
             yield opened, ahead, totals
+
+    def _opened(self) -> OpenShards:
+        return OpenShards(self.index, self.cache, storages=self.storages, joined=self.joined)
 
     def replay(
         self, place: Place, epoch: int, steps: range, num_workers: int
@@ -207,10 +201,8 @@ class IndexedSource(ShardSource):
 
         Each rank tries others.
         """
-        with OpenShards(
-            self.index, self.cache, storages=self.storages, joined=self.joined
-        ) as shards:
-            maker = WorkerBatches(self.with_arrays(), shards, StageClock())
+        with self._opened() as shards:
+            maker = WorkerBatches(self, shards, StageClock())
 
             def made_row(number: int, attempt: int) -> Sample:
                 order = in_turn(self.index.parts[number])
@@ -271,13 +263,15 @@ class WorkerBatches:
         """
         self._begin(worker_epoch.epoch)
         stretch = _STRETCH * min(len(self.source.recipes), _MOST_STRETCHES)
-        spans = ((step, worker_epoch.span(step)) for step in worker_epoch.own_steps())
-        for _, together in groupby(spans, lambda step_span: step_span[1][0] // stretch):
-            steps, spans_of_steps = map(list, zip(*together, strict=True))
-            planned = [worker_epoch.weights(step) for step in steps]
-            self._look_up(spans_of_steps, planned)
-            for number, (span, weights) in enumerate(zip(spans_of_steps, planned, strict=True)):
-                loaded = _seeded(partial(self._batch, number, span, weights))
+        own = ((step, worker_epoch.span(step)) for step in worker_epoch.own_steps())
+        for _, together in groupby(own, lambda step_span: step_span[1][0] // stretch):
+            steps = list(together)
+            if self.reader is not None:
+                spans = [span for _, span in steps]
+                ids = self.source.order.at_spans(self._epoch, spans)
+                self.reader.look_up(ids, spans, self._transforms)
+            for number, (step, span) in enumerate(steps):
+                loaded = _seeded(partial(self._batch, number, span, worker_epoch.weights(step)))
                 if self.source.collation.collate_fn is not None:
                     with self.clock.on("collate"):  # told with the next batch
                         loaded = self.source.collation.finished(loaded)
@@ -290,13 +284,8 @@ class WorkerBatches:
             ShardError: It cannot be made.
         """
         self._begin(0)
-
-        def row() -> Sample:
-            with self._keeping_globals():
-                return self._row(position, shard, sample)
-
         try:
-            return _seeded(row)
+            return _seeded(partial(self._row, position, shard, sample))
         except BAD as error:
             raise refused(error) from error.__cause__
 
@@ -309,32 +298,20 @@ class WorkerBatches:
         }
         self._transforms = [made[number] for number in source.made_by]
 
-    def _look_up(self, spans: Sequence[tuple[int, int]], planned: Sequence[list[int]]) -> None:
-        """Find where the members of the batches at these positions lie."""
-        if self.reader is None:
-            return
-        weights = [
-            own if own or self.source.max_bad is None else [1] * (stop - start)
-            for own, (start, stop) in zip(planned, spans, strict=True)
-        ]
-        ids = self.source.order.at_spans(self._epoch, spans)
-        self.reader.look_up(ids, [range(*span) for span in spans], self._transforms, weights)
-
-    def _batch(self, number: int, span: tuple[int, int], weights: list[int]) -> LoadedBatch:
+    def _batch(self, number: int, span: tuple[int, int], planned: list[int]) -> LoadedBatch:
         """The batch at these positions, which is number `number` of those that were looked up."""
         if self.reader is not None:
             try:
-                return self.reader.batch(number)
+                return self.reader.batch(number, planned)
             except BAD as error:
                 if self.source.max_bad is None and isinstance(error, TransformError):
                     refused(error)
                     raise  # it names the bad sample; a second try might succeed and hide it
-        return self._batch_by_samples(span, weights)
+        return self._batch_by_samples(span, planned)
 
     def _batch_by_samples(self, span: tuple[int, int], planned: list[int]) -> LoadedBatch:
         """The same, made sample by sample; its errors name the bad sample."""
-        with self._keeping_globals():
-            rows, bad = self._rows(*span)
+        rows, bad = self._rows(*span)
         weights = planned if self.source.max_bad is None else weights_of(rows, planned)
         # a bad sample that is repeated is counted only where it is no repeat
         reported = [bad[row] for row in bad if not planned or planned[row]]
@@ -342,10 +319,6 @@ class WorkerBatches:
             numbers = self.source.components_of(ids_of(rows)[:, 0]).tolist()
             loaded = self.source.batch_of(rows, numbers, weights, reported, self.arena)
         return loaded._replace(stages=self.clock.take())
-
-    def _keeping_globals(self) -> AbstractContextManager[None]:
-        draw = any(transforms.draws_from_globals for transforms in self._transforms)
-        return preserved_globals(are_drawn=draw)
 
     def _rows(self, start: int, stop: int) -> tuple[list[Sample], dict[int, BadSample]]:
         """The rows at these positions of the epoch, and the bad samples by row."""
@@ -376,29 +349,20 @@ class WorkerBatches:
         """The substitute of a bad sample; its error, if the budget ends before a good one."""
         if self.source.max_bad is None:
             raise refused(error)
-        tried = {bad}
+        order, tried = self.source.order, {bad}
+        tries = min(self.source.max_bad + 1, order.samples)
         # what follows in a small component begins again with the same ones
-        for sample_id in self._following(position):
-            if sample_id in tried:
+        for shard, sample in order.following(self._epoch, position, tries).tolist():
+            if (shard, sample) in tried:
                 continue
-            tried.add(sample_id)
-            if sample_id in self.unreadable:
+            tried.add((shard, sample))
+            if (shard, sample) in self.unreadable:
                 continue
-            self.shards.reader(sample_id[0])
+            self.shards.reader(shard)
             with suppress(*BAD):
-                return StandIn(self._row(position, *sample_id))
+                return StandIn(self._row(position, shard, sample))
         error.add_note(f"of {len(tried) - 1} other samples that follow in the order none is good")
         raise error
-
-    def _following(self, position: int) -> Iterator[tuple[int, int]]:
-        """Ids of possible substitutes; most often one is enough, so the first look-up is small."""
-        order = self.source.order
-        tries = min((self.source.max_bad or 0) + 1, order.samples)
-        tried, size = 0, 1
-        while tried < tries:
-            following = order.following(self._epoch, position, size).tolist()
-            yield from ((shard, sample) for shard, sample in following[tried:])
-            tried, size = size, min(2 * size, tries)
 
 
 def _seeded(make: Callable[[], _T]) -> _T:

@@ -16,7 +16,7 @@ from lightning_shards.samples.stage_clock import StageClock
 from lightning_shards.shards.files import CacheFolder
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.members import MemberTable, ShardReader
-from lightning_shards.shards.storage.protocol import ShardReads, Storage
+from lightning_shards.shards.storage.protocol import ShardReads
 from lightning_shards.shards.storage.schemes import MakeStorage, Storages
 from lightning_shards.shards.tables import TableStore
 from lightning_shards.system.process import FETCH_THREAD, allow_open_files, files_allowed
@@ -94,10 +94,6 @@ class OpenShards:
             numbers: list[int] = np.unique(shards).tolist()
             urls = [self.urls[shard] for shard in numbers]
             self._store.fetch([url for url in urls if url not in self._readers])
-
-    def storage(self, shard: int) -> Storage:
-        """What reads the shard with this number."""
-        return self.storages.of(self.urls[shard])
 
     def read_ranges(self, reads: Sequence[tuple[int, ShardReads]]) -> list[int]:
         """Read ranges of any number of shards, in one call as far as all of these may be open.

@@ -139,7 +139,7 @@ class ReadAhead:
         self._shards, self._buffer, self._stops = shards, buffer, stops
         self._stamps, self.keys, self._extents = _look_up_members(shards, suffixes_of, ids)
         sizes = self._extents.sizes
-        self._storage = shards.storage(int(self._extents.shards[0]))  # that of all, as a rule
+        self._storage = shards.storages.of(shards.urls[int(ids[0, 0])])  # that of all, as a rule
         self._are_large = bool((sizes.mean(axis=1) >= self._storage.largest_ahead).any())
         self._members: list[MemberBytes] = []
         self._are_read = False

@@ -44,6 +44,7 @@ from lightning_shards.samples.generators import (
     SampleSeeds,
     are_same,
     may_draw_from_globals,
+    preserved_globals,
     watched,
 )
 from lightning_shards.samples.member_bytes import Ints
@@ -67,10 +68,9 @@ from lightning_shards.samples.transforms import (
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.storage.schemes import MakeStorage
 
-_APART = "set unit to a multiple of the batch size, so that each batch is of one component"
-
 _REMEDY = (
-    "give the field of one component a decoder or transform that makes them alike, or " + _APART
+    "give the field of one component a decoder or transform that makes them alike, or set unit to "
+    "a multiple of the batch size, so that each batch is of one component"
 )
 
 
@@ -96,21 +96,10 @@ class Recipe:
     stages: tuple[Stage, ...] = ()
     shuffle_buffer: int = 0
 
-    def in_order_of(self, first: "Recipe") -> "Recipe":
-        """The recipe, whose fields are decoded in the order of the first one's, then the others."""
-        places = {name: place for place, name in enumerate(first.names)}
-        fields = sorted(self.fields, key=lambda field: places.get(field.name, len(places)))
-        return replace(self, fields=tuple(fields))
-
     @property
     def names(self) -> list[str]:
         """The names of its fields."""
         return [field.name for field in self.fields]
-
-    @property
-    def optional(self) -> frozenset[str]:
-        """The names of the fields that samples may lack."""
-        return frozenset(field.name for field in self.fields if field.is_optional)
 
     @property
     def callables(self) -> tuple[tuple[str, object], ...]:
@@ -130,14 +119,8 @@ class Recipe:
     @property
     def draw_from_globals(self) -> tuple[str, ...]:
         """Those that may draw from the generators of the whole process, as errors call them."""
-        own: Any = replace(self, fields=(), stages=()).callables
-        drawing = [name for name, function in own if may_draw_from_globals(function)]
-        drawing += [
-            f"stages[{number}]"
-            for number, stage in enumerate(self.stages)
-            if getattr(stage, "deterministic", False) is not True
-        ]
-        return tuple(drawing)
+        own: Any = replace(self, fields=()).callables
+        return tuple(name for name, function in own if may_draw_from_globals(function))
 
     @property
     def loads_torch(self) -> bool:
@@ -145,8 +128,12 @@ class Recipe:
         return bool(self.stages) or decoding_loads_torch(self.fields, self.transforms)
 
     def with_arrays(self, *, plain: bool) -> "Recipe":
-        """The recipe as rows are made by it: some fields give pixels as arrays (`with_arrays`)."""
+        """The recipe whose fields give pixels as arrays where they may (`with_arrays`).
+
+        Stages get tensors, whatever comes after them.
+        """
         steps = self.transforms, self.sample_transforms
+        plain = plain and not self.stages
         return replace(self, fields=with_arrays(self.fields, *steps, plain=plain))
 
     def watched(self) -> "Recipe":
@@ -165,8 +152,9 @@ class Recipe:
 
     def keyed(self, seeds: SampleSeeds, clock: StageClock | None = None) -> SampleTransforms:
         """Its transforms with the randomness of one epoch."""
+        optional = [field.name for field in self.fields if field.is_optional]
         arrays = [field.name for field in self.fields if field.gives_arrays]
-        called = self.sample_transforms, self.optional, arrays
+        called = self.sample_transforms, optional, arrays
         return SampleTransforms(self.transforms, seeds, clock, *called)
 
     def batch_names(self, rows: Sequence[Sample], batch_format: BatchFormat) -> list[str]:
@@ -186,6 +174,20 @@ class Recipe:
             and {*self.names} == others.keys()
             and all(_decodes_alike(field, others[field.name]) for field in self.fields)
         )
+
+
+def agreed_recipes(recipes: Sequence[Recipe], collation: Collation) -> tuple[Recipe, ...]:
+    """The recipes of all components as rows are made by them, with arrays where they may be.
+
+    Fields are decoded in the order of those of the first one, then the others.
+    """
+    places = {name: place for place, name in enumerate(recipes[0].names)}
+    agreed: list[Recipe] = []
+    for recipe in recipes:
+        fields = sorted(recipe.fields, key=lambda field: places.get(field.name, len(places)))
+        ordered = replace(recipe, fields=tuple(fields))
+        agreed.append(ordered.with_arrays(plain=collation.takes_arrays))
+    return tuple(agreed)
 
 
 def _decodes_alike(field: Field, other: Field) -> bool:
@@ -252,12 +254,6 @@ class ShardSource:
             firsts.append(next(alike, number))
         return firsts
 
-    def with_arrays(self) -> Self:
-        """The source as it makes rows: its recipes give pixels as arrays where they may."""
-        plain = self.collation.takes_arrays
-        recipes = tuple(recipe.with_arrays(plain=plain) for recipe in self.recipes)
-        return replace(self, recipes=recipes)
-
     def components_of(self, shards: Ints) -> Ints:
         """The components of these shards; empty if it is no mixture."""
         if self.slots is None:
@@ -281,7 +277,7 @@ class ShardSource:
             collation=self.collation.watched(),
         )
         rows = list[Sample]()
-        with tried.trying(place) as make:
+        with preserved_globals(), tried.trying(place) as make:
             for number, name in enumerate(tried.names):
                 try:
                     rows.append(first_good(partial(make, number), self.max_bad))
@@ -369,7 +365,7 @@ class ShardSource:
             draws_from_globals=tuple(of_component(*each) for each in drawing),
             callables=(*functions, *self.collation.callables),
             reserved=self.collation.reserved,
-            loads_torch=any(recipe.loads_torch for recipe in self.with_arrays().recipes),
+            loads_torch=any(recipe.loads_torch for recipe in self.recipes),
             storages=self.storages,
             **others,
         )

@@ -7,10 +7,7 @@ comes next. A data set alone is one pipeline.
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
-from importlib import import_module
-from itertools import chain, islice
-from typing import Any
+from itertools import chain, count, islice
 
 from lightning_shards.errors import ConfigError, DamagedShardError, SampleError, StateError
 from lightning_shards.plan.epoch import EpochSchedule, WorkerEpoch
@@ -35,7 +32,7 @@ from lightning_shards.readers.stream_stages import (
     staged,
 )
 from lightning_shards.samples.collate import BUILT_IN_COLLATION, LoadedBatch, Sample
-from lightning_shards.samples.generators import SampleSeeds, preserved_globals, python_generator
+from lightning_shards.samples.generators import SampleSeeds, python_generator
 from lightning_shards.samples.stage_clock import StageClock
 from lightning_shards.samples.tensors import Arena, load_torch
 from lightning_shards.shards.storage.schemes import Storages
@@ -117,25 +114,14 @@ class StreamSource(ShardSource):
     @contextmanager
     def trying(self, place: Place) -> Generator[Callable[[int, int], Sample]]:
         """As of `ShardSource`; the first try reads a shard from its start, which costs least."""
+        epochs = EpochSchedule(place.world_size, 1, "drop")
+        drawn = replace(self, epochs=epochs, sampling="resampled")
+        epoch = next(epochs.worker_epochs(place, Cursor()))
         with closing(Storages(self.storages)) as storages:
 
             def made(number: int, attempt: int) -> Sample:
-                index, recipe = self.index.parts[number], self.recipes[number]
-                tries = SAMPLES_TRIED * place.world_size
-                apart = max(1, (index.kept_samples or 0) // tries) * place.world_size
-                alone = replace(
-                    self,
-                    index=index if attempt else replace(index, counts=None),
-                    epochs=EpochSchedule(SAMPLES_TRIED * apart, 1, "drop"),
-                    recipes=(replace(recipe, shuffle_buffer=0),),
-                    slots=None,
-                    sampling="resampled",
-                )
-                begin = Cursor(0, attempt * apart)
-                pipeline = _Pipeline(alone, 0, StageClock(), storages)
-                with closing(pipeline), preserved_globals():
-                    pipeline.begin(next(iter(alone.epochs.worker_epochs(place, begin))))
-                    return pipeline.rows(1, 0)[0]
+                with closing(_Pipeline(drawn, number, StageClock(), storages)) as pipeline:
+                    return pipeline.row_alone(epoch, attempt)
 
             yield made
 
@@ -187,15 +173,13 @@ class StreamSource(ShardSource):
     ) -> Iterator[LoadedBatch]:
         for each in pipelines:
             each.begin(worker_epoch)
-        draws_from_globals = any(each.draws_from_globals for each in pipelines)
         for step in worker_epoch.own_steps():
-            with preserved_globals(are_drawn=draws_from_globals):
-                rows, numbers = self._rows(pipelines, worker_epoch, step)
-                weights = worker_epoch.weights(step)
-                weights = weights if self.max_bad is None else weights_of(rows, weights)
-                with clock.on("collate"):
-                    begun = self.batch_of(rows, numbers, weights, arena=arena)
-                    loaded = self.collation.finished(begun)
+            rows, numbers = self._rows(pipelines, worker_epoch, step)
+            weights = worker_epoch.weights(step)
+            weights = weights if self.max_bad is None else weights_of(rows, weights)
+            with clock.on("collate"):
+                begun = self.batch_of(rows, numbers, weights, arena=arena)
+                loaded = self.collation.finished(begun)
             bad = tuple(bad for each in pipelines for bad in each.ledger.take())
             yield loaded._replace(bad=bad, stages=clock.take())
 
@@ -220,7 +204,6 @@ class _Pipeline:
 
     Attributes:
         ledger: Its bad samples, whose substitutes are its own.
-        draws_from_globals: Whether its transforms and stages may draw from the global generators.
     """
 
     def __init__(
@@ -234,7 +217,7 @@ class _Pipeline:
         self._is_planned = source.sampling != "resampled"  # each sample is served once
         self.ledger = BadSampleLedger(source.max_bad)
         self._recipe = source.recipes[number]
-        self.draws_from_globals = bool(self._recipe.draw_from_globals)
+        self._draws_from_globals = bool(self._recipe.draw_from_globals)
         # where samples may be bad, it is their number that ends the stream
         buffered = self._recipe.shuffle_buffer + 16 + (source.max_bad or 0)
         self._most_opened, self._num_opened = 2 * self._index.num_shards + buffered, 0
@@ -264,7 +247,7 @@ class _Pipeline:
                 was given, or a sample cannot be made.
         """
         place = self._worker_epoch.place
-        if self.draws_from_globals:
+        if self._draws_from_globals:
             self._seeds.seed_globals(_STAGE_POSITIONS + step * place.world_size + place.rank)
         rows = list(islice(self._samples, size))
         if len(rows) < size:
@@ -285,6 +268,19 @@ class _Pipeline:
                 "stages that add samples need sampling='resampled'"
             )
         return rows
+
+    def row_alone(self, worker_epoch: WorkerEpoch, attempt: int) -> Sample:
+        """A row for a try: each attempt and each rank takes it from another part of the shards."""
+        self.begin(worker_epoch)
+        self._samples = self._run(self._read(self._apart(attempt), self.ledger), self.ledger)
+        return self.rows(1, 0)[0]
+
+    def _apart(self, attempt: int) -> Iterator[ShardSlice]:
+        counts = self._index.kept_counts
+        for number in count(self._own + attempt):
+            shard = number % self._index.num_shards
+            skip = 0 if counts is None else int(counts[shard]) * attempt // SAMPLES_TRIED
+            yield ShardSlice(shard, skip)
 
     def close(self) -> None:
         """End the pipeline and close what it has open."""
@@ -437,25 +433,20 @@ class _Pipeline:
             else:
                 ledger.lose_rest(self._first_shard + shard, [number], error)
 
-    def _run(self, samples: Iterator[Sample], ledger: BadSampleLedger) -> Iterator[Sample]:
+    def _run(self, samples: Iterator[Sample], ledger: BadSampleLedger) -> Generator[Sample]:
         """These samples through all stages."""
-        collation, stages = self._source.collation, self._recipe.stages
-        # stages get tensors, whatever comes after them
-        recipe = self._recipe.with_arrays(plain=collation.takes_arrays and not stages)
-        transforms = recipe.keyed(self._seeds, self._clock)
+        recipe, transforms = self._recipe, self._recipe.keyed(self._seeds, self._clock)
 
         def decode(members: Sample, _position: int) -> Sample:
             kept = {key: members[key] for key in _KEPT if key in members}
             with self._clock.on("decode"):
                 return kept | {field.name: field.decode(members) for field in recipe.fields}
 
-        decoded = self._made(decode, ledger, samples)
-        made: Iterator[Sample] = decoded
-        if stages:
+        made = self._made(decode, ledger, samples)
+        if recipe.stages:
             load_torch()  # so that its generators are seeded for them
-            webdataset: Any = import_module("webdataset.pipeline")
-            steps = (partial(staged, number, stage) for number, stage in enumerate(stages))
-            made = iter(webdataset.DataPipeline(lambda: decoded, *steps))
+        for number, stage in enumerate(recipe.stages):
+            made = staged(number, stage, made)
         for sample in self._made(transforms.apply, ledger, made):
             self._num_opened = 0  # these shards give some
             yield sample

@@ -9,6 +9,7 @@ import io
 import pickle
 import time
 from collections.abc import Generator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from types import FunctionType, ModuleType
 
@@ -17,6 +18,7 @@ import numpy as np
 from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.readers.source import Source
 from lightning_shards.samples.collate import LoadedBatch
+from lightning_shards.samples.generators import preserved_globals
 from lightning_shards.samples.tensors import Arena, bytes_of
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.made_files import MappedNumbers
@@ -81,9 +83,14 @@ class InlinePool:
 def produce(
     source: Source, place: Place, cursor: Cursor, arena: Arena | None = None
 ) -> Generator[LoadedBatch]:
-    """The batches of one worker of any pool, made in its own thread, each with its seconds."""
+    """The batches of one worker of any pool, made in its own thread, each with its seconds.
+
+    The global generators are left as they were, so that loading never disturbs the model.
+    """
+    kept = preserved_globals if source.describe().draws_from_globals else nullcontext
     batches = source.batches(place, cursor, arena)
     while True:
         begin = time.perf_counter()
-        batch = next(batches)
+        with kept():
+            batch = next(batches)
         yield batch._replace(seconds=time.perf_counter() - begin)

@@ -73,7 +73,7 @@ def digest_of(url: str, cache: str, transforms: Mapping[str, Callable[..., Any]]
         epochs=epochs,
         order=order,
         seed=7,
-        recipes=(Recipe(fields, dict(transforms)),),
+        recipes=(Recipe(fields, dict(transforms)).with_arrays(plain=True),),
         cache=folder,
     )
     digest = hashlib.sha256()

@@ -78,29 +78,14 @@ def test_it_gives_what_reading_one_by_one_gives(urls, ids, data):
     buffer, (recipe,) = ReadBuffer(most=limit), ALONE.recipes
     with open_shards(urls) as shards:
         reader = BatchReader(shards, ALONE, StageClock(), buffer=buffer)
-        positions = [range(*span) for span in spans]
-        reader.look_up(np.array(ids), positions, [recipe.keyed(SampleSeeds(0, 0))])
+        reader.look_up(np.array(ids), spans, [recipe.keyed(SampleSeeds(0, 0))])
         keys = list(starmap(key_of, ids))
         for number, (start, stop) in enumerate(spans):
-            texts, blobs = (each.to_list() for each in reader.members(start, stop).values())
-            assert reader.batch(number).batch["__key__"] == keys[start:stop]
-            for (shard, sample), text, blob in zip(ids[start:stop], texts, blobs, strict=True):
+            batch = reader.batch(number).batch
+            assert batch["__key__"] == keys[start:stop]
+            columns = ids[start:stop], batch["text"], batch["blob"]
+            for (shard, sample), text, blob in zip(*columns, strict=True):
                 one = shards.reader(shard)
                 has_big = one.table.find(sample, "big") is not None
                 assert text == one.read(sample, "txt")
                 assert blob == one.read(sample, "big" if has_big else "bin")
-
-
-def test_of_local_members_of_8_kb_and_more_one_batch_is_held_at_a_time(tmp_path, write_tar):
-    blobs = [
-        (f"{number}.{suffix}", b"-" * size)
-        for number in range(40)
-        for suffix, size in (("txt", 1), ("bin", 9000))
-    ]
-    buffer, ids = ReadBuffer(), np.array([(0, sample) for sample in range(40)])
-    with open_shards([str(write_tar(tmp_path / "0.tar", blobs))]) as shards:
-        reader = BatchReader(shards, ALONE, StageClock(), buffer=buffer)
-        positions = [range(start, start + 4) for start in range(0, 40, 4)]
-        reader.look_up(ids, positions, [ALONE.recipes[0].keyed(SampleSeeds(0, 0))])
-        assert [len(reader.batch(number).batch["__key__"]) for number in range(10)] == [4] * 10
-    assert 4 * 9000 <= len(buffer.take(0)) < 8 * 9000

@@ -80,32 +80,6 @@ def test_each_sample_of_each_rank_and_worker_draws_its_own_numbers(urls, make_so
     assert len(set(drawn)) == len(drawn) == 5 * 2 * 4
 
 
-def global_states():
-    return random.getstate(), str(np.random.get_state()), torch.get_rng_state().tolist()  # noqa: NPY002
-
-
-@KINDS
-def test_the_generators_of_the_trainer_are_left_untouched(any_source, drawing):
-    before = global_states()
-    labels(any_source(**drawing), 8)
-    assert global_states() == before
-
-
-# --- failures -------------------------------------------------------------------------------------
-
-
-def fail(value):
-    raise RuntimeError("out of luck")
-
-
-def test_a_failing_transform_names_field_sample_and_shard(urls, make_source):
-    source = make_source(urls, sampling="sequential", transforms={"label": fail})
-    with pytest.raises(SampleError) as caught:
-        labels(source, 1)
-    for part in ("'label'", "'000000'", urls[0], "RuntimeError: out of luck"):
-        assert part in str(caught.value)
-
-
 # --- stages ---------------------------------------------------------------------------------------
 
 

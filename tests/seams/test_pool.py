@@ -66,6 +66,9 @@ class LargeBatches:
 
     fails_at: int = -1
 
+    def describe(self):
+        return SourceDescription("numbers", "sequential")
+
     def batches(self, place, cursor, arena=None):
         for number in count(place.worker, place.num_workers):
             if number == self.fails_at:
@@ -224,16 +227,12 @@ def test_closing_ends_the_stream_and_its_processes(start, source):
         next(stream)
 
 
-@dataclass(frozen=True)
-class Silent:
+class Silent(LargeBatches):
     """A source whose server does not answer after the first batch of each worker."""
 
     def batches(self, place, cursor, arena=None):
         yield LoadedBatch({"x": 1})
         wait_for_event(Event(), 60)
-
-    def describe(self):
-        return SourceDescription("silent", "sequential")
 
 
 class EnoughError(BaseException):
