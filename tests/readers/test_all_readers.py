@@ -106,8 +106,10 @@ def test_global_steps_are_equal_as_sets_under_any_world_size(urls, tmp_path, sam
     assert all(steps == steps_of[1] for steps in steps_of.values())
 
 
-def test_samples_are_those_that_the_shards_hold(urls, tmp_path):
-    module = make(urls, tmp_path, sampling="sequential", transform=torch.clone, remainder="pad")
+@READERS
+def test_samples_are_those_that_the_shards_hold(urls, tmp_path, reader):
+    settings = {"sampling": "sequential", "reader": reader, "remainder": "pad"}
+    module = make(urls, tmp_path, transform=torch.clone, **settings)
     starts = np.cumsum([0, *COUNTS])
     for batch in batches(module, 1):
         numbers = [int(starts[shard] + sample) for shard, sample in batch["__id__"].tolist()]
@@ -182,23 +184,3 @@ def test_a_transform_that_fails_once_is_an_error_at_once(tar_of, make_module, re
     with pytest.raises(TransformError, match="a file server was away"):
         next(iter(make_module(split, transforms={"label": transform}).loader("train")))
     assert transform.calls == 1
-
-
-def noise(value, rng):
-    return rng.integers(2**62)
-
-
-@READERS
-def test_augmentation_never_comes_again(tar_of, make_module, reader):
-    tar = tar_of(*((f"{number}.cls", b"1") for number in range(4)))
-    split = SplitConfig(tar, sampling="sequential", reader=reader)
-    loader = make_module(split, transforms={"label": noise}, batch_size=4).loader("train")
-    drawn = []
-    for epoch in (0, 1, 256, 2**8 + 1, 2**16, 2**32):
-        loader.set_epoch(epoch)
-        (batch,) = loader
-        drawn += batch["label"].tolist()
-    assert len(set(drawn)) == len(drawn)
-    loader.set_epoch(256)
-    (batch,) = loader
-    assert np.array_equal(batch["label"], drawn[8:12])

@@ -148,7 +148,6 @@ def test_a_checkpoint_is_refused_where_sizes_have_changed(make, folder, tmp_path
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"batch_alike": {"field": "text"}}, "group"),
         (
             {"batch_alike": {"field": "text", "group": 1}},
             "batch_alike.group must be .* at least 2, got 1",

@@ -108,18 +108,6 @@ def test_its_error_names_it_and_the_samples_of_the_batch(
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
 
-def test_a_split_has_its_own_and_a_configuration_names_it(pack_shards, make_module):
-    urls = pack_shards([2])
-    module = make_module(
-        {"urls": urls, "sampling": "sequential"},
-        val={"urls": urls, "collate_fn": "builtins.list"},
-        collate_fn=labels_alone,
-    )
-    (train,), (val,) = module.loader("train"), module.loader("val")
-    assert list(train) == ["__key__", "label", "__id__"]
-    assert [sample["label"] for sample in val] == [0, 1]
-
-
 def mixed(samples):
     share = random.random() if len(samples) > 1 else 1.0
     return {"label": share * samples[0]["label"]}

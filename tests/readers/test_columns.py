@@ -55,11 +55,16 @@ MEMBERS = {
     "json": st.one_of(
         NUMBERS, st.booleans(), st.floats(allow_nan=False), st.text(), st.lists(NUMBERS)
     ).map(lambda value: json.dumps(value).encode()),
-    "npy": st.one_of(
-        st.just(np.arange(6, dtype=np.uint16)),
-        st.just(np.arange(6, dtype=np.uint16)[::-1]),
-        st.just(np.float32(1.5)),
-        st.just(np.array([True, False])),
+    "npy": st.sampled_from(
+        [
+            np.arange(6, dtype=np.uint16),
+            np.arange(6, dtype=np.uint16)[::-1],
+            np.asfortranarray(np.arange(6).reshape(2, 3)),
+            np.float32(1.5),
+            np.empty((0, 3)),
+            np.array([b"ab", b"cd"]),
+            np.array([1j, 2]),
+        ]
     ).map(npy),
     "uint16": st.binary(min_size=2, max_size=2) | st.just(b"\x01\x00\xff\xff"),
     "float32": st.lists(st.floats(width=32), max_size=2).map(
@@ -81,23 +86,6 @@ def test_a_column_is_what_its_samples_give(decoder, data):
             decode_column(field, member_bytes(members))
     else:
         require_equal(decode_column(field, member_bytes(members)), expected)
-
-
-ARRAYS = {
-    "a matrix in Fortran order": np.asfortranarray(np.arange(6).reshape(2, 3)),
-    "a matrix": np.arange(6.0).reshape(2, 3),
-    "a number": np.int64(7),
-    "nothing": np.empty((0, 3)),
-    "bytes": np.array([b"ab", b"cd"]),
-    "complex numbers": np.array([1j, 2]),
-}
-
-
-@pytest.mark.parametrize("array", ARRAYS.values(), ids=ARRAYS)
-def test_arrays_of_any_kind_are_what_numpy_loads(array):
-    members = [npy(array)] * 3
-    column = decode_column(Field("x", ("a",), "npy"), member_bytes(members))
-    require_equal(column, by_samples("npy", members))
 
 
 def test_arrays_that_differ_in_their_headers_alone_are_not_mixed_up():

@@ -3,12 +3,10 @@
 from collections import Counter
 from itertools import chain
 
-import numpy as np
 import pytest
 
 from lightning_shards import LoaderConfig, ShardDataModule, SplitConfig
 from lightning_shards.errors import ConfigError, StateError
-from lightning_shards.plan.digest import add_digests, digest_ids
 from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.readers.source import batch_keys
 
@@ -88,34 +86,6 @@ def test_every_kept_sample_is_served_once_and_no_other(
     if sampling != "resampled":
         assert set(served.values()) == {1}
         assert len(served) == len(LEFT) - plan.dropped
-
-
-@pytest.mark.parametrize("keep", [HALF, None])
-@pytest.mark.parametrize("reader", ["indexed", "stream"])
-def test_train_and_val_by_hash_share_no_sample_and_lack_none(make, reader, keep):
-    train = make(exclude=HALF, sampling="shuffled", reader=reader, remainder="balanced")
-    val = make(exclude=None, keep=HALF, sampling="sequential", reader=reader, remainder="balanced")
-    one, two = (
-        {number for number, _ in rows_of(module.loader("train"))} for module in (train, val)
-    )
-    assert not one & two
-    assert one | two == set(range(30))
-
-
-@pytest.mark.parametrize("reader", ["indexed", "stream"])
-@pytest.mark.parametrize("world_size", [1, 3])
-def test_the_digest_that_is_expected_is_that_of_what_is_served(make, reader, world_size):
-    module = make(reader=reader, sampling="shuffled", remainder="drop", batch_size=1)
-    source = module.source("train")
-    served = [
-        digest_ids(np.array(batch["__id__"]))
-        for batches in shares(module, world_size, 1)
-        for batch in batches
-    ]
-    places = [Place(rank, world_size) for rank in range(world_size)]
-    expected = [source.describe().expected_digest(0, 0, len(LEFT), place) for place in places]
-    assert len(served) == len(LEFT)
-    assert add_digests(*expected) == add_digests(*served)
 
 
 @pytest.mark.parametrize(("reader", "sampling"), [KINDS[0], KINDS[-1]])

@@ -115,20 +115,6 @@ def test_streams_share_a_server_that_ends_when_none_uses_it(start, server_pid):
     assert not server.is_running()
 
 
-def test_a_server_that_other_code_uses_goes_on(server_pid):
-    before = multiprocessing.get_start_method(allow_none=True)
-    multiprocessing.set_start_method("forkserver", force=True)
-    fork_server.start([])
-    other = multiprocessing.Process(target=signal.pause)
-    other.start()
-    multiprocessing.set_start_method(before, force=True)
-    fork_server.end_unused()
-    assert server_pid() is not None
-    assert other.is_alive()
-    other.kill()
-    other.join()
-
-
 def test_a_server_that_was_killed_is_started_again(start, server_pid):
     start(ProcessPool(1), Tells()).close()
     killed = server_pid()
@@ -152,14 +138,12 @@ def test_a_server_that_is_prepared_is_the_one_that_forks_and_runs_nothing_of_the
     assert server_pid() == prepared
 
 
-@pytest.mark.parametrize("start_method", ["forkserver", "fork"])
-def test_workers_find_the_environment_of_their_start(start_method, start, server_pid, monkeypatch):
+def test_workers_find_the_environment_of_their_start(start, server_pid, monkeypatch):
     for a, b in ((True, "1"), (False, "2")):
         monkeypatch.setenv("B", b)
         monkeypatch.setenv("A", "") if a else monkeypatch.delenv("A", raising=False)
-        stream = start(ProcessPool(1, start_method=start_method), Tells())
-        unpickled = None if start_method == "fork" else (a, b)
-        assert told_by(stream, 1)[0]["environments"] == [unpickled, (a, b)]
+        stream = start(ProcessPool(1), Tells())
+        assert told_by(stream, 1)[0]["environments"] == [(a, b), (a, b)]
         stream.close()
 
 

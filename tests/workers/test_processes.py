@@ -1,7 +1,6 @@
 """Worker processes: they fail loudly and end with whoever started them."""
 
 import gc
-import multiprocessing
 import os
 import signal
 import sys
@@ -41,27 +40,6 @@ def test_an_error_brings_the_users_part_of_the_stack_of_its_worker(pack_shards, 
     assert "in refuse\n" in cause
     assert "\nRuntimeError: no " in cause
     assert "in _transformed" not in cause
-
-
-@pytest.mark.slow  # torch asks a worker for five seconds to end
-def test_closing_ends_a_worker_that_is_stuck(pack_shards, make_source):
-    is_stuck = multiprocessing.Event()
-
-    def be_stuck(value):
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        is_stuck.set()
-        while True:
-            signal.pause()
-
-    source = make_source(pack_shards([4]), transforms={"label": be_stuck})
-    stream = ProcessPool(1, start_method="fork").start(source, Place(), Cursor())
-    assert is_stuck.wait(timeout=30)
-    processes = [psutil.Process(worker.pid) for worker in stream._workers]
-    stream.close()
-    alive = psutil.wait_procs(processes, timeout=5)[1]
-    for process in alive:
-        process.kill()
-    assert alive == []
 
 
 # --- scripts without a main guard -----------------------------------------------------------------

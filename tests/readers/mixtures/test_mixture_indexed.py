@@ -2,14 +2,12 @@
 
 from collections import Counter
 from functools import partial
-from itertools import islice
 
 import numpy as np
 import pytest
 import torch
 
 from lightning_shards.errors import MissingFieldError, SampleError
-from lightning_shards.plan.digest import add_digests
 from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.readers import indexed
 from lightning_shards.readers.indexed import IndexedSource
@@ -207,11 +205,3 @@ def test_one_sample_of_each_component_is_looked_at_before_a_fit(tmp_path):
     with pytest.raises(MissingFieldError, match=r"class\.json") as raised:
         source.first_sample(Place())
     assert "this is component 'labels' of the mixture" in raised.value.__notes__
-
-
-def test_repeats_of_a_mixture_are_in_no_digest(tmp_path):
-    source = mixture(tmp_path, split={"remainder": "pad"}, batch_size=7).source("train")
-    loaded = list(islice(source.batches(Place(), Cursor()), 5))
-    assert loaded[-1].batch["__weight__"].tolist() == [1.0] * 4 + [0.0] * 3
-    digests = [batch.digest for batch in loaded]
-    assert add_digests(*digests) == source.describe().expected_digest(0, 0, 32, Place())

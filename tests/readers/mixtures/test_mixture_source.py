@@ -33,23 +33,18 @@ def test_a_mixture_is_indexed_where_all_components_can_be():
     assert chosen("stream", a=LOCAL, b=TABLES) == "stream"
 
 
-def test_an_indexed_reader_that_cannot_be_names_the_component():
-    with pytest.raises(ConfigError, match=r"of 'train\.mix\.staged' .* has stages; use tr"):
-        chosen("indexed", a=LOCAL, staged=LOCAL)
-    uncounted = ShardIndex(("https://h/b.tar",), None)
-    with pytest.raises(ConfigError, match=r"reader='indexed' of 'train\.mix\.b' .* has no counts"):
-        chosen("indexed", a=LOCAL, b=uncounted)
+UNCOUNTED = ShardIndex(("https://h/b.tar",), None)
+ONCE = r"train\.mix\.a has sampling='shuffled'.*"
 
 
 @pytest.mark.parametrize(
-    ("indexes", "why"),
+    ("settings", "other", "why"),
     [
-        ({"a": LOCAL, "b": REMOTE}, r"train\.mix\.b is remote, without member tables"),
-        ({"a": LOCAL, "staged": LOCAL}, r"train\.mix\.staged has stages"),
+        (("indexed",), {"b": UNCOUNTED}, r"reader='indexed' of 'train\.mix\.b' .* has no counts"),
+        (("auto", "shuffled"), {"b": REMOTE}, rf"{ONCE}\.b is remote, without member tables"),
+        (("auto", "shuffled"), {"staged": LOCAL}, rf"{ONCE}train\.mix\.staged has stages"),
     ],
 )
-def test_a_mixture_that_is_streamed_cannot_serve_each_sample_once(indexes, why):
-    with pytest.raises(ConfigError, match=rf"train\.mix\.a has sampling='shuffled'.*{why}"):
-        chosen(sampling="shuffled", **indexes)
-    with pytest.raises(ConfigError, match=r"because of reader='stream'"):
-        chosen("stream", "shuffled", a=LOCAL)
+def test_a_reader_that_cannot_be_names_the_component(settings, other, why):
+    with pytest.raises(ConfigError, match=why):
+        chosen(*settings, a=LOCAL, **other)
