@@ -72,13 +72,9 @@ class MemberBytes:
         Raises:
             ColumnError: A member is damaged.
         """
-        size = self._common_size()
-        if size:
-            members = self._items(size).tolist()
-        else:
-            data, stops = self._buffer.data, (self._starts + self._sizes).tolist()
-            pairs = zip(self._starts.tolist(), stops, strict=True)
-            members = [bytes(data[start:stop]) for start, stop in pairs]
+        data, stops = self._buffer.data, (self._starts + self._sizes).tolist()
+        pairs = zip(self._starts.tolist(), stops, strict=True)
+        members = [bytes(data[start:stop]) for start, stop in pairs]
         self._check_each(members)
         return members
 
@@ -91,10 +87,13 @@ class MemberBytes:
         Raises:
             ColumnError: A member is damaged.
         """
-        size = self._common_size()
-        if not size:
+        size, sizes = int(self._sizes[0]), self._sizes.tobytes()  # bytes are compared twice as fast
+        if not size or sizes != sizes[: self._sizes.itemsize] * len(self._sizes):
             return None
-        items = self._items(size)
+        # items: a view of every `size` consecutive bytes, shape (len(buffer) - size + 1,). Indexing
+        # it by `starts` copies the wanted members only.
+        count = len(self._buffer) - size + 1
+        items = np.ndarray((count,), f"V{size}", self._buffer, strides=(1,))[self._starts]
         self._check_each(items)
         return items.view(np.uint8).reshape(len(items), size)
 
@@ -102,19 +101,6 @@ class MemberBytes:
         is_known = self._checksums != ABSENT
         if is_known.any() and (is_known & (self._checksums != list(map(crc32, members)))).any():
             raise ColumnError("a member of this batch is damaged")
-
-    def _common_size(self) -> int | None:
-        """The size that all members have; None if the sizes differ."""
-        sizes = self._sizes.tobytes()  # bytes are compared twice as fast
-        is_common = sizes == sizes[: self._sizes.itemsize] * len(self._sizes)
-        return int(self._sizes[0]) if is_common else None
-
-    def _items(self, size: int) -> NDArray[np.void]:
-        # items: a view of every `size` consecutive bytes, shape (len(buffer) - size + 1,). Indexing
-        # it by `starts` copies the wanted members only.
-        count = len(self._buffer) - size + 1
-        items = np.ndarray((count,), f"V{size}", self._buffer, strides=(1,))
-        return items[self._starts]
 
 
 class SampleKeys:
