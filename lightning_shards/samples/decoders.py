@@ -177,13 +177,14 @@ def npy_column(members: MemberBytes) -> NDArray[Any] | None:
     return np.ascontiguousarray(rows[:, start:]).view(dtype).reshape(len(rows), *shape)
 
 
-_LISTS = (*_NUMBERS, "bool", "int8", "uint32", "uint64")
+_LISTS = (*_NUMBERS, "bool", "int8", "uint32", "uint64")  # of joins
+_ARRAYS = {**{dtype: dtype for dtype in _NUMBERS}, **{f"list {dtype}": dtype for dtype in _LISTS}}
+"""By decoder the type of the numbers in its arrays."""
 
 COLUMN_DECODERS: dict[str, Callable[[MemberBytes], NDArray[Any] | None]] = {
     "npy": npy_column,
     "float": lambda members: np.array(list(map(float, members.to_list()))),
-    **{dtype: partial(_number_column, dtype=dtype) for dtype in _NUMBERS},
-    **{f"list {dtype}": partial(_number_column, dtype=dtype) for dtype in _LISTS},
+    **{name: partial(_number_column, dtype=dtype) for name, dtype in _ARRAYS.items()},
 }
 """Decoders for all members of a batch at once; None if they do not fit one array."""
 
@@ -234,8 +235,7 @@ DECODERS: dict[str, Decoder] = {
     "json": json.loads,
     "npy": decode_npy,
     "npz": decode_npz,
-    **{dtype: partial(_decode_numbers, dtype=dtype) for dtype in _NUMBERS},
-    **{f"list {dtype}": partial(_decode_numbers, dtype=dtype) for dtype in _LISTS},  # of joins
+    **{name: partial(_decode_numbers, dtype=dtype) for name, dtype in _ARRAYS.items()},
     "float": float,
     "rgb": partial(_by_images, name="decode_rgb"),
     "gray": partial(_by_images, name="decode_gray"),

@@ -152,23 +152,19 @@ _NO_MEMORY = np.empty(0, np.uint8)
 
 
 class Arena:
-    """Memory that is given out from its beginning to its end; there is none before `use`.
+    """Memory that is given out from its beginning to its end; arrays that get none have their own.
 
     Attributes:
         claimed: Bytes given out so far, which is also the offset of the next array.
     """
 
     def __init__(self) -> None:
-        self.use(_NO_MEMORY)
+        self.use()
 
-    def use(self, memory: NDArray[np.uint8]) -> None:
+    def use(self, memory: NDArray[np.uint8] = _NO_MEMORY) -> None:
         """Give out this memory from now on: uint8, contiguous, with an aligned beginning."""
         self._memory, self.claimed = memory, 0
         self._address = memory.__array_interface__["data"][0]
-
-    def use_none(self) -> None:
-        """Give out no memory from now on, so that arrays have memory of their own."""
-        self.use(_NO_MEMORY)
 
     def new(self, size: int) -> NDArray[np.uint8] | None:
         """The next `size` bytes, uint8 of shape (size,); None if fewer are left."""

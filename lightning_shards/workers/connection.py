@@ -151,7 +151,7 @@ class WorkerEnd:
         for part, place in zip(parts, places, strict=True):
             if place.start >= claimed:
                 buffer.content[place] = part
-        self.arena.use_none()
+        self.arena.use()
         with suppress(ConnectionError):
             self._connection.send_bytes(pickle.dumps((self._number, places)))
 
