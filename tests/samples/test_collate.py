@@ -37,6 +37,7 @@ def column(*values):
         ((np.zeros((3, 4), np.float32),) * 2, torch.float32, (2, 3, 4)),
         ((torch.zeros(3), np.zeros(3, np.float32)), torch.float32, (2, 3)),
         ((np.zeros(3, ">i4"), torch.zeros(3).int()), torch.int32, (2, 3)),
+        ((np.zeros(3, ">i4"),) * 2, torch.int32, (2, 3)),
         ((np.ones(3)[::-1], torch.ones(3).double(), np.ones(3)), torch.float64, (3, 3)),
     ],
 )

@@ -81,13 +81,6 @@ def test_tensors_share_the_memory_of_arrays_and_have_its_strides():
     assert torch.equal(made, batch["x"])
 
 
-@pytest.mark.parametrize("array", [np.arange(6)[::-2], np.arange(6, dtype=">i4")])
-def test_arrays_whose_memory_torch_cannot_share_are_copied(array):
-    (made,) = with_tensors((array,))
-    assert is_tensor(made)
-    assert made.tolist() == array.tolist()
-
-
 class Kept:
     """Keeps what it is given."""
 

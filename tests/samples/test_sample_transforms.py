@@ -138,15 +138,6 @@ def test_the_list_and_the_fields_draw_on_without_repeats(module, reader):
     assert len(set(drawn)) == len(drawn) == 4 * 8
 
 
-# --- configuration --------------------------------------------------------------------------------
-
-
-def test_a_split_has_its_own_and_an_import_path_names_one(module):
-    made = module(f"{__name__}.draw", split={"sample_transforms": [crop_alike]})
-    assert made.sample_transforms == [draw]
-    assert batches(made)[0]["image"].shape == (4, 1, 4, 4)
-
-
 # --- bad input ------------------------------------------------------------------------------------
 
 

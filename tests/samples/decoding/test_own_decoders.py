@@ -10,21 +10,19 @@ EXPECTED = [[n, n + 1, n + 2] for n in range(4)]
 
 
 @pytest.mark.parametrize("reader", ["indexed", "stream"])
-@pytest.mark.parametrize(
-    ("decode", "factor"),
-    [
-        ({"audio": decode_wav, "left": "user_decoders.decode_wav"}, 1),
-        ({"audio": decode_wav, "left": {"class_path": "user_decoders.Scaled"}}, 2),
-    ],
-)
-def test_a_field_is_decoded_by_it(make_module, write_tar, tmp_path, reader, decode, factor):
+def test_fields_are_decoded_by_them(make_module, write_tar, tmp_path, reader):
     wavs = [b"WAVE" + np.array(numbers, "<i2").tobytes() for numbers in EXPECTED]
-    names = ("wav", "left.wav")
-    members = [(f"{n}.{name}", wav) for n, wav in enumerate(wavs) for name in names]
-    split = SplitConfig(
-        str(write_tar(tmp_path / "0.tar", members)), sampling="sequential", reader=reader
-    )
-    fields = dict(zip(("audio", "left"), names, strict=True))
-    (batch,) = make_module(split, fields=fields, decode=decode, batch_size=4).loader("train")
-    assert batch["audio"].tolist() == EXPECTED
-    assert batch["left"].tolist() == [[factor * x for x in row] for row in EXPECTED]
+    members = [(f"{number}.wav", wav) for number, wav in enumerate(wavs)]
+    url = str(write_tar(tmp_path / "0.tar", members))
+    (batch,) = make_module(
+        SplitConfig(url, sampling="sequential", reader=reader),
+        fields={"audio": "wav", "named": "wav", "louder": "wav"},
+        decode={
+            "audio": decode_wav,
+            "named": "user_decoders.decode_wav",
+            "louder": {"class_path": "user_decoders.Scaled"},
+        },
+        batch_size=4,
+    ).loader("train")
+    assert batch["audio"].tolist() == batch["named"].tolist() == EXPECTED
+    assert batch["louder"].tolist() == [[2 * x for x in row] for row in EXPECTED]
