@@ -101,6 +101,11 @@ class ReadBuffer:
         is_fetched = self._ahead is None or self._ahead.are_there
         return self._most if is_fetched else _MOST_ON_THE_WAY
 
+    @property
+    def most_batches(self) -> int | None:
+        """Batches that are read together at most; None: as many as have no more than `limit`."""
+        return self._ahead and self._ahead.most_batches()
+
     def take(self, size: int) -> NDArray[np.uint8]:
         """Memory for so many bytes, until the next call.
 
@@ -178,7 +183,7 @@ class ReadAhead:
     def _planned(self, start: int) -> tuple[int, _Reads]:
         """The number of the sample behind those read together from this one on, and the reads."""
         limit, extents = self._buffer.limit, self._extents
-        most = 1 if self._are_large else None
+        most = 1 if self._are_large else self._buffer.most_batches
         stops = self._stops[self._stops > start][:most]
         sizes = np.cumsum(extents.sizes[:, start:].sum(axis=0))
         end = _last_stop(stops, start + int(np.searchsorted(sizes, limit, side="right")))

@@ -16,6 +16,7 @@ batches.
 import hashlib
 import logging
 import time
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import closing
@@ -365,12 +366,27 @@ class FetchAhead:
         self._storages, self._thread = storages, RequestThreads(1)
         self._next: Future[Announcement | None] | None = None
         self._has_begun, self.are_there, self.waited_s = False, False, 0.0
+        self._until: tuple[int, int] = (0, -1)  # turn and position behind what was announced
+        self._left: tuple[int, WorkerEpoch, range] | None = None  # turn, and steps not yet read
 
     def announcing(self, turn: int, epoch: WorkerEpoch, batches: Iterator[_T]) -> Iterator[_T]:
         """The batches of an epoch; the position of each one is reached before it is read."""
-        for step in epoch.own_steps():
+        steps = epoch.own_steps()
+        for number, step in enumerate(steps):
+            self._left = turn, epoch, steps[number:]
             self.reach(turn, epoch.span(step)[1] - 1)
             yield next(batches)
+
+    def most_batches(self) -> int:
+        """How many batches may be read together, from the one on that was reached last.
+
+        Of those behind the announced ones no piece is on its way: their samples would be fetched
+        one by one now, and their pieces once more when they are announced.
+        """
+        if self._left is None or self._left[0] != self._until[0]:
+            return 1
+        _, epoch, steps = self._left
+        return max(1, bisect_right(steps, self._until[1], key=lambda step: epoch.span(step)[1]))
 
     def reach(self, turn: int, position: int) -> None:
         """The batches have come to a position, which is the last one of the next batch.
@@ -389,6 +405,7 @@ class FetchAhead:
             self.waited_s = time.perf_counter() - began
         while (planned := self._planned()) is not None and (turn, position) >= planned[:2]:
             self.are_there = self._storages.prefetch(planned.reads)
+            self._until = planned.turn, planned.stop
             self._next = None if is_first else self._thread.begin(self._plan)
 
     def close(self) -> None:

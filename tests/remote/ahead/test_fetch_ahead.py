@@ -1,11 +1,14 @@
 """When a storage is told what to fetch, and that no batch waits for it."""
 
 import threading
+from itertools import islice
 
 import pytest
 from waiting import wait_for
 
 from lightning_shards.errors import ShardNotFoundError
+from lightning_shards.plan.epoch import EpochSchedule
+from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.remote import ahead as fetch_ahead
 from lightning_shards.remote.ahead import Announcement, FetchAhead
 from lightning_shards.shards.storage.protocol import ShardReads
@@ -65,6 +68,18 @@ def test_it_is_told_when_the_batches_have_come_there(make_ahead, told):
     for _ in range(2):
         reach(ahead, 1, 70)
     assert told[2:] == ["(1, 0)", "(1, 50)"]
+
+
+def test_batches_are_read_together_up_to_what_was_announced(make_ahead):
+    """Samples of later blocks would be fetched by themselves, and again as pieces."""
+    schedule, place = EpochSchedule(64, 2, "drop"), Place(worker=1, num_workers=2)
+    (epoch,) = islice(schedule.worker_epochs(place, Cursor()), 1)  # 16 batches of its own
+    ahead = make_ahead(iter([named(0, 0, 24), named(0, 24, 64), named(1, 0, 24)]))
+    together = []
+    for _ in ahead.announcing(0, epoch, iter(range(16))):
+        together.append(ahead.most_batches())
+        assert wait_for(lambda: ahead._next is None or ahead._next.done(), WITHIN_S)
+    assert together == [*range(6, 0, -1), *range(10, 0, -1)]
 
 
 def test_what_cannot_be_known_is_said_once(make_ahead, told, caplog):
