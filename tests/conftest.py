@@ -6,7 +6,6 @@ What needs torch is imported by the fixtures that need it, because CI also runs 
 versions of Python that have none (`.ci/test_under`).
 """
 
-import compileall
 import io
 import os
 import signal
@@ -66,15 +65,6 @@ LONGEST_FIRST = [
         "test_examples.py",
     )
 ]
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    """Compile the package once: it costs half a second, and 0.15 to 0.4 s in each interpreter.
-
-    Programs of tests write no bytecode where `PYTHONDONTWRITEBYTECODE` is set.
-    """
-    if not hasattr(config, "workerinput"):
-        compileall.compile_dir(TESTS.parent / "lightning_shards", quiet=2)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

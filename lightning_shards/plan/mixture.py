@@ -106,7 +106,7 @@ class MixtureComponent:
     name: str
     order: Order
     num_shards: int
-    fingerprint: str = ""
+    fingerprint: str
 
     @property
     def pass_samples(self) -> int:
@@ -133,9 +133,8 @@ class MixtureComponent:
 
     def describe(self) -> str:
         """All that its sequence depends on, in words for a checkpoint."""
-        identity = {"shards": self.fingerprint} if self.fingerprint else {}
-        identity |= {"num_shards": self.num_shards, "samples": self.order.samples}
-        identity |= self.order.identity()
+        identity = {"shards": self.fingerprint, "num_shards": self.num_shards}
+        identity |= {"samples": self.order.samples} | self.order.identity()
         return " ".join(f"{name}={value}" for name, value in identity.items())
 
 

@@ -4,7 +4,6 @@ Ranks are threads that call the hooks of their own writer, as a prediction does.
 """
 
 import errno
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -199,18 +198,6 @@ def test_batches_return_the_same_columns(tmp_path, predict):
     [error] = predict(writers(tmp_path / "out"), step=lambda _: next(columns))
     assert isinstance(error, ConfigError)
     assert "'x' (int64), and for the batches before 'x' (float)" in str(error)
-
-
-@pytest.mark.parametrize("folder", ["s3://bucket/out", ""])
-def test_a_folder_that_is_not_local_is_refused(folder):
-    with pytest.raises(ConfigError, match=f"to a local folder, not to '{folder}'"):
-        ShardPredictionWriter(folder)
-
-
-def test_without_pyarrow_its_extra_is_named(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(ConfigError, match=r"pip install 'lightning-shards\[table\]'"):
-        writers(tmp_path)
 
 
 def test_a_trainer_writes_what_it_predicts_and_only_once(tmp_path, make_data):

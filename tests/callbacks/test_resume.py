@@ -188,15 +188,6 @@ def test_an_epoch_that_the_batch_size_ends_is_not_validated_where_lightning_woul
 # --- checkpoints that do not say where they stand, or that are damaged
 
 
-def without_our_state(path: Path, folder: Path) -> Path:
-    """A checkpoint as a data module that is none of ours would have left it."""
-    checkpoint = torch.load(path, weights_only=True)
-    checkpoint.pop("ToyData")
-    checkpoint["loops"]["fit_loop"]["state_dict"] = {}
-    torch.save(checkpoint, folder / "foreign.ckpt")
-    return folder / "foreign.ckpt"
-
-
 @pytest.mark.parametrize("make", [bare_trainer, make_trainer])
 @pytest.mark.parametrize("step", [1, 9])
 def test_a_renamed_data_module_with_another_batch_size_is_refused_within_an_epoch(
@@ -212,29 +203,28 @@ def test_a_renamed_data_module_with_another_batch_size_is_refused_within_an_epoc
 def test_a_checkpoint_without_our_state_is_refused_within_an_epoch(
     estimates, batch_size, make, saved_bare, tmp_path
 ):
-    path = without_our_state(saved_bare[11], tmp_path)
-    data = ToyData(batch_size)
+    """As a data module that is none of ours would have left it."""
+    checkpoint, data = torch.load(saved_bare[11], weights_only=True), ToyData(batch_size)
+    checkpoint.pop("ToyData")
+    checkpoint["loops"]["fit_loop"]["state_dict"] = {}
+    torch.save(checkpoint, path := tmp_path / "foreign.ckpt")
     with pytest.raises(StateError, match=r"before its end.* how many samples .*weights alone"):
         make(tmp_path).fit(Ledger(estimates=estimates), data, ckpt_path=path)
 
 
 # --- damaged states ------------------------------------------------------------------------------
 
-MISSING = object()
-
 
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("epoch", MISSING), ("epoch", 3), ("samples", "3"), ("samples", 27), ("ended", -1),
+        ("epoch", None), ("epoch", 3), ("samples", "3"), ("samples", 27), ("ended", -1),
         ("ended", 2), ("batches", True),
     ],
 )  # fmt: skip
 def test_a_damaged_value_is_named_with_what_it_should_be(name, value, saved, tmp_path):
     checkpoint, path = torch.load(saved[9], weights_only=True), tmp_path / "damaged.ckpt"
-    checkpoint["callbacks"]["ExactResume"].pop(name)
-    if value is not MISSING:
-        checkpoint["callbacks"]["ExactResume"][name] = value
+    checkpoint["callbacks"]["ExactResume"][name] = value
     torch.save(checkpoint, path)
     with pytest.raises(
         StateError, match=rf"^(?:{name}|ended) in the checkpoint must be .*, got .*: resume f"

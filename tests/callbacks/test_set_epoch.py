@@ -20,17 +20,6 @@ SAMPLES, BATCH_SIZE, STEPS = 12, 3, 4
 # --- with fakes: who is told, and what -----------------------------------------------------------
 
 
-class Told:
-    """Notes the epochs that it is told."""
-
-    def __init__(self, **parts: Any) -> None:
-        self.epochs: list[int] = []
-        self.__dict__ |= parts
-
-    def set_epoch(self, epoch: int) -> None:
-        self.epochs.append(epoch)
-
-
 def fake_trainer(epoch: int, *loaders: object) -> Any:
     """A trainer within a fit of these loaders."""
     combined = SimpleNamespace(flattened=list(loaders))
@@ -38,12 +27,14 @@ def fake_trainer(epoch: int, *loaders: object) -> Any:
 
 
 def test_every_part_of_all_loaders_that_has_set_epoch_is_told():
-    inner, batches, sampler, dataset, other = Told(), Told(), Told(), Told(), Told()
-    batches.sampler = inner
-    loader = Told(sampler=sampler, batch_sampler=batches, dataset=dataset)
-    SetEpoch().on_train_epoch_start(fake_trainer(3, loader, other), SimpleNamespace())
-    told = (loader, sampler, batches, inner, dataset, other)
-    assert [each.epochs for each in told] == [[3]] * 6
+    told: list[int] = []
+
+    def part(**parts: Any) -> Any:
+        return SimpleNamespace(set_epoch=told.append, **parts)
+
+    loader = part(sampler=part(), batch_sampler=part(sampler=part()), dataset=part())
+    SetEpoch().on_train_epoch_start(fake_trainer(3, loader, part()), SimpleNamespace())
+    assert told == [3] * 6
 
 
 # --- with real loaders: in time -------------------------------------------------------------------

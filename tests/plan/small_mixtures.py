@@ -18,7 +18,7 @@ def component(name, counts, seed=0, sampling="shuffled", run=3, block=8):
     """A component with the order that its name gives it."""
     counts = np.array(counts, np.int64)
     order = SampleOrder(counts, component_seed(seed, name), sampling, run, block)
-    return MixtureComponent(name, order, len(counts))
+    return MixtureComponent(name, order, len(counts), "small")
 
 
 def mixture(components, weights, changes=(), *, rounds=3, round_units=None, unit=1, seed=0):

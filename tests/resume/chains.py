@@ -1,12 +1,13 @@
 """Chains of fits that change the batch size, and what they must be trained on."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from toy import SAMPLES, Ledger, ToyData, fit_until, positions_of
+import toy
 
 from lightning_shards.plan.epoch import EpochSchedule
 
@@ -38,7 +39,7 @@ class Segment:
 
 def trained_to(variant: Variant, batch_size: int, done: int) -> int:
     """How far an epoch is trained by a fit that begins after so many of its samples."""
-    epochs = EpochSchedule(SAMPLES, batch_size, variant.data.get("remainder", "drop"))
+    epochs = EpochSchedule(toy.SAMPLES, batch_size, variant.data.get("remainder", "drop"))
     limit = variant.trainer.get("limit_train_batches")
     if isinstance(limit, float):
         limit = int(limit * epochs.steps(1))
@@ -59,18 +60,26 @@ def run_chain(folder: Path, variant: Variant, segments: Sequence[Segment]) -> in
             epoch, done = epoch + 1, 0
         for each in range(epoch, EPOCHS):
             totals[each] = trained_to(variant, segment.batch_size, done * (each == epoch))
-        data = ToyData(segment.batch_size, **variant.data)
-        stop, model = (segment.stop, segment.raises), Ledger(**variant.model)
-        part = folder / str(number)
-        told = fit_until(part, model, data, checkpoint, stop, **variant.trainer)
-        checkpoint = told["saved"]
-        if checkpoint is None:
+        part, stop = folder / str(number), segment.stop
+        model, data = toy.Ledger(**variant.model), toy.ToyData(segment.batch_size, **variant.data)
+        snapshots, is_saved = toy.Snapshots(part, stop), bool(stop) and segment.raises
+        callbacks = [snapshots if is_saved else toy.StopsAt(stop)] if stop else []
+        trainer = toy.make_trainer(
+            part, callbacks, enable_checkpointing=is_saved, **variant.trainer
+        )
+        with suppress(toy.StopHereError):
+            trainer.fit(model, data, ckpt_path=checkpoint)
+        if trainer.should_stop:
+            snapshots.saved["stopped"] = part / "stopped.ckpt"
+            trainer.save_checkpoint(part / "stopped.ckpt")
+        if not snapshots.saved:
             break
-        trained = positions_of(torch.load(checkpoint, weights_only=True)["ledger"]["steps"])
+        (checkpoint,) = snapshots.saved.values()
+        trained = toy.positions_of(torch.load(checkpoint, weights_only=True)["ledger"]["steps"])
     else:
         raise AssertionError("the last segment of a chain has no stop")
-    assert positions_of(told["steps"]) == {each: [*range(end)] for each, end in totals.items()}
-    epochs, ends = [epoch for epoch, _, _ in told["validations"]], told["epoch_ends"]
+    assert toy.positions_of(model.steps) == {each: [*range(end)] for each, end in totals.items()}
+    epochs, ends = [epoch for epoch, _, _ in model.validations], model.epoch_ends
     if not all(segment.raises for segment in segments):
         # Lightning validates where it should stop, and counts that as an epoch's end
         epochs, ends = sorted({*epochs}), sorted({*ends})
@@ -79,5 +88,5 @@ def run_chain(folder: Path, variant: Variant, segments: Sequence[Segment]) -> in
     else:
         assert tuple(epochs) == variant.validations
     assert ends == list(range(EPOCHS))
-    assert told["current_epoch"] == EPOCHS
+    assert trainer.current_epoch == EPOCHS
     return number

@@ -295,34 +295,6 @@ def saved_by_step(
     return {int(path.stem.removeprefix("step=")): path for path in folder.glob("step=*.ckpt")}
 
 
-def fit_until(
-    folder: Path,
-    model: Ledger,
-    data: ToyData,
-    checkpoint: str | None,
-    stop: tuple[tuple[str, int] | None, bool],
-    **options: Any,
-) -> dict[str, Any]:
-    """What the model told after a fit, and the checkpoint that was `saved` where it stopped.
-
-    With `stop` = (where, True) it raises an error there; with (where, False) it sets
-    `trainer.should_stop`, and saves after the fit.
-    """
-    where, raises = stop
-    snapshots, saved = Snapshots(folder, where), None
-    callbacks: list[Any] = [snapshots if raises else StopsAt(where)] if where else []
-    options["enable_checkpointing"] = bool(callbacks) and raises
-    trainer = make_trainer(folder, callbacks, **options)
-    try:
-        trainer.fit(model, data, ckpt_path=checkpoint)
-    except StopHereError:
-        saved = str(next(iter(snapshots.saved.values())))
-    if trainer.should_stop:
-        saved = str(folder / "stopped.ckpt")
-        trainer.save_checkpoint(saved)
-    return model.told() | {"saved": saved, "current_epoch": trainer.current_epoch}
-
-
 def bare_trainer(folder: Path, **options: Any) -> pl.Trainer:
     """A trainer without ExactResume."""
     trainer: Any = make_trainer(folder, **options)
