@@ -11,7 +11,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_shards.errors import IndexMismatchError, count_of
+from lightning_shards.errors import count_of
 from lightning_shards.plan.kept_order import KeptSamples
 from lightning_shards.shards.urls import split_url
 
@@ -44,19 +44,12 @@ class ShardIndex:
     components: "tuple[ShardIndex, ...]" = ()
 
     def __post_init__(self) -> None:
-        """Refuse counts that do not fit the urls, and make them read-only.
-
-        Raises:
-            IndexMismatchError: There are more or fewer counts than urls, or a negative one.
-        """
+        """Make the counts read-only."""
         if self.counts is None:
             return
         counts = np.array(self.counts, dtype=np.int64)  # a copy, which no caller can change
-        if counts.shape != (len(self.urls),) or (counts < 0).any():
-            raise IndexMismatchError(
-                f"an index needs one count, 0 or more, for each of its {len(self.urls)} shards; "
-                f"got {counts.size} from {counts.min(initial=0)} to {counts.max(initial=0)}"
-            )
+        assert counts.shape == (len(self.urls),)
+        assert counts.min(initial=0) >= 0
         counts.setflags(write=False)
         object.__setattr__(self, "counts", counts)
 

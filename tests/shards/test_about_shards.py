@@ -10,7 +10,7 @@ import pickle
 import numpy as np
 import pytest
 
-from lightning_shards.errors import FileAccessError, IndexMismatchError
+from lightning_shards.errors import FileAccessError
 from lightning_shards.shards.index import ShardIndex
 
 # --- the value
@@ -23,12 +23,6 @@ def test_counts_belong_to_the_index():
     assert shards.counts.tolist() == [1, 2]
     with pytest.raises(ValueError, match="read-only"):
         shards.counts[0] = 9
-
-
-@pytest.mark.parametrize("counts", [[1], [1, -1], [[1, 1]]])
-def test_counts_that_do_not_fit_the_urls_are_refused(counts):
-    with pytest.raises(IndexMismatchError, match="one count, 0 or more, for each of its 2 shards"):
-        ShardIndex(("a", "b"), np.array(counts))
 
 
 def test_equal_indexes_are_equal():
