@@ -311,7 +311,9 @@ def test_another_value_that_it_holds_or_another_version_is_another_filter(import
     digests = set(map(digest_of_predicate, held))
     for user.long.version, user.Over.version in ((1, 1), (2, 2)):
         digests |= set(map(digest_of_predicate, (user.long, user.by_held, user.by_object)))
-    assert len(digests) == len(held) + 6
+    user.long.__defaults__ = (1,)
+    digests.add(digest_of_predicate(user.long))
+    assert len(digests) == len(held) + 7
 
 
 @pytest.mark.parametrize("name", ["edited", "by_closure", "without a source"])

@@ -241,15 +241,15 @@ def digest_of_predicate(predicate: object) -> str:
     """A hash of its import path, the values that it holds, and its `version` and source.
 
     The values are those that are pickled: the arguments of a `partial`, the attributes of an
-    object. Versions and sources are those of all functions and classes among them. What cannot be
-    pickled, such as a lambda or a closure, or has no source gets a hash of this process alone, so
-    that each start asks the predicate again.
+    object. Of all functions and classes among them, versions, defaults and the sources of their
+    modules count. What cannot be pickled, such as a lambda or a closure, or has no source gets a
+    hash of this process alone, so that each start asks the predicate again.
     """
     held = io.BytesIO()
     pickler = _Pickler(held)
     try:
         pickler.dump(predicate)
-        pickler.dump(pickler.versions)
+        pickler.dump(pickler.noted)
         sources = [_source_of(name) for name in sorted(pickler.modules - {"builtins"})]
     except Exception as error:  # noqa: BLE001 whatever the values' own `__reduce__` raises
         _log.info("the hash of %s holds for this process alone: %s", name_of(predicate), error)
@@ -260,16 +260,17 @@ def digest_of_predicate(predicate: object) -> str:
 
 
 class _Pickler(pickle.Pickler):
-    """Notes the modules and the versions of all functions and classes."""
+    """Notes the modules of all functions and classes, and what their sources do not tell."""
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file, protocol=4)
-        self.modules, self.versions = set[str](), list[object]()
+        self.modules, self.noted = set[str](), list[object]()
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, type | FunctionType):
             self.modules.add(obj.__module__)
-            self.versions.append(getattr(obj, "version", None))
+            names = ("version", "__defaults__", "__kwdefaults__")
+            self.noted += [getattr(obj, name, None) for name in names]
         return NotImplemented
 
 
