@@ -92,7 +92,6 @@ class DataConfig(Settings):
             require_set_names(setting, getattr(self, setting) or (), getattr(self, split))
         for name in ("fields", "defaults", "decode", "classes", "transforms", "device_transforms"):
             put(self, **{name: dict[str, Any](getattr(self, name) or {})})
-        put(self, sample_transforms=self.sample_transforms or [])
         if self.loader.pool == "ray" and self.num_workers == 0:
             raise ConfigError("pool='ray' needs num_workers of at least 1, got 0; or leave it out")
         for name in self.allow_unsafe or ():
@@ -213,32 +212,31 @@ class DataConfig(Settings):
         Raises:
             ConfigError: They do not go with the other settings.
         """
-        config = self.split(split)
-        if config.collate_fn is not None and self.batch_format == "tuple":
+        config, are_tuples = self.split(split), self.batch_format == "tuple"
+        if config.collate_fn is not None and are_tuples:
             raise ConfigError(
                 f"collate_fn of {split!r} makes whole batches, and batch_format='tuple' asks for "
                 "tuples of fields; leave batch_format out, and let the collate_fn return a tuple"
             )
-        return Collation(config.collate_fn, self._reserved_of(split, config))
-
-    def _reserved_of(self, split: SplitName, config: SplitConfig) -> tuple[str, ...]:
         keys = config.batch_keys
-        if keys is not None and self.batch_format == "tuple":
+        if keys is None:
+            return Collation(config.collate_fn, () if are_tuples else RESERVED_KEYS)
+        if are_tuples:
             raise ConfigError(
                 f"batch_keys={keys} of {split!r} has no effect with batch_format='tuple', whose "
                 "batches have the fields alone; leave it out"
             )
-        for name in keys or ():
+        for name in keys:
             require_choice("batch_keys", name, RESERVED_KEYS)
-        of_format = RESERVED_KEYS if self.batch_format == "dict" else ()
-        reserved = of_format if keys is None else tuple(keys)
-        if config.on_bad_sample == "substitute" and "__weight__" not in reserved:
-            raise ConfigError(
-                f"on_bad_sample='substitute' of {split!r} says by `__weight__` which samples stand "
-                "for bad ones, and its batches have none; take batch_format='dict', and name "
-                "'__weight__' in batch_keys if you set them"
-            )
-        return reserved
+        for name in ("remainder", "on_bad_sample"):
+            value = getattr(config, name)
+            if value in {"pad", "substitute"} and "__weight__" not in keys:
+                raise ConfigError(
+                    f"{name}={value!r} of {split!r} says by `__weight__` which samples only fill a "
+                    f"place, and batch_keys={keys} leaves it out; name '__weight__' in batch_keys, "
+                    "and take it out of the batch before the model"
+                )
+        return Collation(config.collate_fn, tuple(keys))
 
 
 def _fields_with_joins(

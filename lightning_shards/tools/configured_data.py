@@ -14,16 +14,12 @@ from lightning_shards.readers.source import Source
 
 
 class TrainerSize(NamedTuple):
-    """Devices of a node, nodes and epochs by the section `trainer`; None: it names no number."""
+    """Numbers of the section `trainer`: devices of a node, nodes, ranks of all; epochs if named."""
 
     devices: int
     nodes: int
+    world_size: int
     epochs: int | None
-
-    @property
-    def world_size(self) -> int:
-        """Ranks of all nodes."""
-        return self.devices * self.nodes
 
 
 def open_data(config: Path) -> DataConfig:
@@ -63,7 +59,8 @@ def trainer_size(config: Path, option: str, given: object) -> TrainerSize:
     if _positive(devices) is None and given is None:
         said = f"the trainer's devices ({named!r}) are no number, and are taken to be 1"
         print(f"note: {said}; give {option}", file=sys.stderr)
-    return TrainerSize(_positive(devices) or 1, _positive(nodes) or 1, _positive(epochs))
+    ranks, nodes = _positive(devices) or 1, _positive(nodes) or 1
+    return TrainerSize(ranks, nodes, ranks * nodes, _positive(epochs))
 
 
 def _positive(count: object) -> int | None:
