@@ -7,7 +7,6 @@ from itertools import chain
 from multiprocessing.reduction import ForkingPickler
 from types import SimpleNamespace
 
-import lightning.pytorch as pl
 import pytest
 import torch
 from lightning.pytorch.utilities.model_helpers import is_overridden
@@ -24,10 +23,6 @@ def urls(pack_shards):
 
 def keys(loader):
     return [key for batch in loader for key in batch["__key__"]]
-
-
-def unused_fit_loop():
-    return pl.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False).fit_loop
 
 
 # --- what each split does -------------------------------------------------------------------------
@@ -179,10 +174,7 @@ def test_a_failure_of_a_fit_that_died_is_not_that_of_the_next_one(
     monkeypatch.setattr("lightning_shards.datamodule.unless_told_to_end", lambda _: nullcontext())
     loader = SimpleNamespace(facts={"split": "train"}, close=lambda: None)
     module = make_module(SplitConfig("nowhere.tar"))
-    module.trainer = SimpleNamespace(
-        world_size=2, num_devices=2, num_nodes=1, local_rank=0, fit_loop=unused_fit_loop(),
-        loggers=[], callbacks=[],
-    )  # fmt: skip
+    module.trainer = SimpleNamespace(world_size=2, local_rank=0, loggers=[])
     module.setup("fit")  # the error is kept until all ranks meet
     getattr(module, end)(ArithmeticError() if end == "on_exception" else "fit")
     module.splits["train"] = SplitConfig(urls)
@@ -190,30 +182,3 @@ def test_a_failure_of_a_fit_that_died_is_not_that_of_the_next_one(
     module.setup("fit")
     assert module.train_dataloader() is loader
     assert agreed == [({"split": "train"}, None)]
-
-
-@pytest.mark.parametrize(
-    ("settings", "is_prepared"),
-    [
-        ({"num_workers": 1}, True),
-        ({"num_workers": 0}, False),
-        ({"num_workers": 1, "loader": LoaderConfig(pool="threads")}, False),
-        ({"num_workers": 1, "loader": LoaderConfig(multiprocessing_context="fork")}, False),
-    ],
-)
-def test_the_fork_server_starts_with_setup_and_ends_with_the_fit(
-    settings, is_prepared, make_module, urls, monkeypatch
-):
-    calls = []
-    home = "lightning_shards.datamodule"
-    monkeypatch.setattr(f"{home}.prepare_workers", lambda sources: calls.append(list(sources)))
-    monkeypatch.setattr(f"{home}.fork_server.end_unused", lambda: calls.append("end"))
-    module = make_module(SplitConfig(urls), **settings)
-    module.setup("fit")  # without a trainer no teardown would end it
-    module.trainer = SimpleNamespace(
-        world_size=1, num_devices=1, num_nodes=1, fit_loop=unused_fit_loop(), loggers=[],
-        callbacks=[],
-    )  # fmt: skip
-    module.setup("fit")
-    module.teardown("fit")
-    assert calls == [[module.source("train")], "end"][not is_prepared :]
