@@ -1,7 +1,7 @@
 """What can be fetched from afar: ranges of bytes of remote objects, whatever store holds them.
 
 A transport knows neither shards nor samples. One object serves all threads of a process. It opens
-connections at the first use in each process, and a pickled one is its settings alone.
+connections at the first use in each process.
 
 What clients and their libraries do not do is done here: an answer is held against the version and
 the range that were asked for, a range goes on behind the last byte that came, and all requests for
@@ -93,10 +93,6 @@ class RemoteTransport:
         self._tries = partial(_Tries, policy, now, sleep, self._closed)
         self._clients: dict[tuple[int, str], RangeClient] = {}  # by process and scheme
         self.counts, self._counting = NO_FETCHES, RLock()  # finalizers of readings count, too
-
-    def __reduce__(self) -> tuple[type["RemoteTransport"], tuple[TransportSettings]]:
-        """Pickle the settings alone."""
-        return RemoteTransport, (self._settings,)
 
     def read(self, url: str, begin: int, end: int, stat: tuple[int, int] | None = None) -> Body:
         """One range of bytes, fetched by as many requests as its retries need.
