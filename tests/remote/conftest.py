@@ -123,6 +123,11 @@ def make_transport(server: FaultServer, tmp_path: Path) -> Iterator[Callable[...
         transport.close()
 
 
+@pytest.fixture
+def transport(make_transport: Callable[..., RemoteTransport]) -> RemoteTransport:
+    return make_transport()
+
+
 @pytest.fixture(scope="session")
 def real_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], RealServer]]:
     """Gives a server of another maker by its name, which is started when it is first asked for."""

@@ -90,21 +90,18 @@ def test_threads_read_side_by_side(store: Store) -> None:
     assert b"".join(body.data for body in bodies) == DATA
 
 
-Read = tuple[str, int, int]
+def read_in_fork(transport: RemoteTransport, urls: Sequence[str]) -> list[bytes | str]:
+    """What a fork of this process gets of these objects: some bytes, or their errors as text."""
 
-
-def read_in_fork(transport: RemoteTransport, reads: Sequence[Read]) -> list[bytes | str]:
-    """What a fork of this process gets for these reads: their bytes, or their errors as text."""
-
-    def read(url: str, begin: int, end: int) -> bytes | str:
+    def read(url: str) -> bytes | str:
         try:
-            return transport.read(url, begin, end).data
+            return transport.read(url, 5, 99).data
         except ShardError as error:
             return f"{type(error).__name__}: {error}"
 
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()
-    process = context.Process(target=lambda: theirs.send([read(*each) for each in reads]))
+    process = context.Process(target=lambda: theirs.send(list(map(read, urls))))
     process.start()
     try:
         assert ours.poll(20), "no answer"
@@ -124,7 +121,7 @@ def test_a_fork_of_a_process_that_used_obstore_raises_and_never_hangs(
     urls.append(file_store.url)
     for url in urls:
         assert transport.read(url, 0, 3).data == DATA[:3]
-    refused, *others = read_in_fork(transport, [(url, 5, 99) for url in urls])
+    refused, *others = read_in_fork(transport, urls)
     assert others == [DATA[5:99]] * 4
     assert refused.startswith("ConfigError: s3:// was used in process ")
     assert "multiprocessing_context='forkserver'" in refused

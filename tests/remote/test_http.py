@@ -21,11 +21,6 @@ pytestmark = pytest.mark.network
 ELSEWHERE = "http://elsewhere.invalid/a.tar"
 
 
-@pytest.fixture
-def transport(make_transport):
-    return make_transport()
-
-
 @pytest.mark.parametrize("answer", WITHOUT_RANGES, ids=str)
 def test_a_server_that_knows_no_ranges_is_an_error_that_says_so(answer, transport, url, server):
     server.always = answer

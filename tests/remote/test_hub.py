@@ -22,11 +22,6 @@ def hub(server):
     return server
 
 
-@pytest.fixture
-def transport(make_transport):
-    return make_transport()
-
-
 def asked_of_hub(server):
     return [each.path for each in server.asked if each.port == server.port]
 

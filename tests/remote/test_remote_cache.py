@@ -142,16 +142,11 @@ def test_the_line_at_the_end_of_a_fit_tells_what_the_server_sent(
     assert all(seconds >= 0 for seconds in times.stages.values())
 
 
-def tables_by_two(published_shards, tmp_path):
-    """The tables of a source as the two processes of a node ask for them, with one cache."""
-    source = module(published_shards, tmp_path, cache="asked").source("train")
-    folder = CacheFolder(tmp_path / "tables")
-    return [ShardTables(source.index, folder, source.storages, (number, 2)) for number in (0, 1)]
-
-
 def test_processes_of_a_node_fetch_each_table_once(published_shards, server, tmp_path, monkeypatch):
     monkeypatch.setattr(ahead, "_OTHERS_S", WITHIN_S)
-    both, found = tables_by_two(published_shards, tmp_path), []
+    source, found = module(published_shards, tmp_path, cache="asked").source("train"), []
+    given = source.index, CacheFolder(tmp_path / "tables"), source.storages
+    both = [ShardTables(*given, (number, 2)) for number in (0, 1)]
     server.asked.clear()
     asking = [threading.Thread(target=lambda i=i: found.append([*i.each(SHARDS)])) for i in both]
     for thread in asking:

@@ -10,13 +10,6 @@ pytestmark = [pytest.mark.network, pytest.mark.usefixtures("quick")]
 THIRD = {"hash_of": "key", "of": 3, "parts": [0]}
 
 
-@pytest.fixture
-def tableless(server, published_shards):
-    """The URLs of shards with counts and without tables."""
-    without_tables(server)
-    return published_shards
-
-
 def images(shard):
     return shard.has("png") & (shard.sizes("cls") == 1)
 
@@ -32,10 +25,11 @@ def test_what_is_left_of_remote_shards_is_what_is_left_of_local_ones(
 
 
 @pytest.mark.parametrize("given", [{}, {"sampling": "resampled", "dataset_size": 9}])
-def test_a_filter_without_tables_is_refused(tableless, tmp_path, given):
+def test_a_filter_without_tables_is_refused(published_shards, server, tmp_path, given):
+    without_tables(server)
     message = r"exclude of 'train' needs the member tables .* has no member table .*; make them by "
     with pytest.raises(ConfigError, match=message) as error:
-        module(tableless, tmp_path, exclude=THIRD, **given).source("train")
+        module(published_shards, tmp_path, exclude=THIRD, **given).source("train")
     assert "\n" not in str(error.value)
     assert "s3cr3t" not in str(error.value)
 

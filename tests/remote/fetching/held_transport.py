@@ -27,7 +27,7 @@ class HeldTransport:
         self.failing: dict[int, Exception] = {}  # by the first byte
         self.gates: dict[int, threading.Event] = {}
         self.begun: defaultdict[int, threading.Event] = defaultdict(threading.Event)
-        self.under_way = self.most_under_way = 0
+        self.under_way = 0
         self.closed = threading.Event()
         self._lock = threading.Lock()
 
@@ -35,7 +35,6 @@ class HeldTransport:
         with self._lock:
             self.asked.append((url, begin, end))
             self.under_way += 1
-            self.most_under_way = max(self.most_under_way, self.under_way)
         try:
             self.begun[begin].set()
             gate = self.gates.get(begin)
