@@ -87,17 +87,6 @@ def test_one_bad_sample_too_many_ends_the_epoch(request, reader, num_workers):
     assert loader.epoch == 0
 
 
-def test_a_resumed_epoch_counts_from_where_it_was_resumed(indexed_data):
-    module = indexed_data.module(sampling="sequential", max_bad=7)
-    first = module.loader("train")
-    next(iter(first))
-    assert len(first.served.bad) == 1
-    resumed = module.loader("train")
-    resumed.load_state_dict(first.state_dict())
-    assert len(list(resumed)) == len(resumed) - 1
-    assert len(resumed.served.bad) == 7
-
-
 @pytest.mark.parametrize("reader", READERS)
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_neighbours_that_are_bad_keep_no_fit_from_its_start(make_data, reader, world_size):

@@ -5,7 +5,6 @@ from collections import Counter
 import pytest
 from spoilt_shards import (
     IDS,
-    READERS,
     REMAINDERS,
     all_bad,
     all_rows,
@@ -41,7 +40,7 @@ def test_a_stream_serves_each_good_sample_once_and_counts_each_bad_one(
 
 @pytest.mark.parametrize("counted", [True, False])
 @pytest.mark.parametrize("buffer", [0, 10])
-def test_a_resampled_stream_goes_on_over_bad_samples(stream_data, counted, buffer, tmp_path):
+def test_a_resampled_stream_goes_on_over_bad_samples(stream_data, counted, buffer):
     module = stream_data.module(
         reader="stream", sampling="resampled", shuffle_buffer=buffer, max_bad=60, dataset_size=120
     )
@@ -68,16 +67,6 @@ def test_a_worker_without_any_good_sample_borrows_one(make_data, remainder):
         (0, 0, "SampleError"),
         (0, 1, "MissingFieldError"),
     ]
-
-
-@pytest.mark.parametrize("reader", READERS)
-def test_repeats_of_a_bad_sample_are_not_counted_again(make_data, reader):
-    data = make_data({0: "image"}, counts=(3,))
-    module = data.module(reader=reader, sampling="sequential", remainder="pad", batch_size=8)
-    loader = module.loader("train")
-    (batch,) = loader
-    assert batch["__weight__"].tolist() == [0, 1, 1, 0, 0, 0, 0, 0]
-    assert [each[:2] for each in loader.served.bad] == [(0, 0)]
 
 
 def test_a_stream_without_any_good_sample_says_so(make_data):
