@@ -246,7 +246,12 @@ class ShardLoader:
         }
 
     def state_dict(self) -> State:
-        """The cursor and the identity as plain values, equal on all ranks."""
+        """The cursor and the identity as plain values, equal on all ranks.
+
+        These are `version`; `epoch` and `samples`, how far all ranks together have trained;
+        `epoch_samples` and `global_batch`; and by name all that the samples depend on, as the
+        source's `identity` says: seed, sampling and its settings, and a fingerprint of the shards.
+        """
         trained = self.progress.trained(self) if self.progress else self._trained
         return {
             "version": STATE_VERSION,

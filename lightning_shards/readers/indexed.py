@@ -256,7 +256,10 @@ class WorkerBatches:
     unreadable: set[tuple[int, int]] = dataclasses.field(default_factory=set[tuple[int, int]])
 
     def batches(self, worker_epoch: WorkerEpoch) -> Iterator[LoadedBatch]:
-        """The batches of one epoch.
+        """The batches of one epoch: of each step of this worker the samples at its positions.
+
+        The plan says which positions these are, and the order which samples stand there. Steps that
+        are near each other are looked up together.
 
         Raises:
             ShardError: A shard has changed or is damaged, or a sample cannot be made.

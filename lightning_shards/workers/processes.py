@@ -156,6 +156,7 @@ class _ProcessStream(WorkerStream):
             ) from error
 
     def _look(self, timeout_s: float = 0.0) -> None:
+        """Raise if a worker has ended; every wait for a message asks, several times a second."""
         processes = {worker.sentinel: worker for worker in self._workers}
         found = [processes[cast("int", each)] for each in wait(list(processes), timeout_s)]
         for worker in found:

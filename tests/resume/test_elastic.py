@@ -40,7 +40,7 @@ def draw_chain(draws: random.Random) -> list[Segment]:
     return segments
 
 
-MANY = pytest.param(400, marks=[pytest.mark.slow, pytest.mark.matrix])
+MANY = pytest.param(200, marks=[pytest.mark.slow, pytest.mark.matrix])
 
 
 @pytest.mark.parametrize("least", [3, MANY])
