@@ -1,7 +1,7 @@
 """Filling the cache of a node before a run: what its first epoch needs, up to the limit."""
 
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from contextlib import closing
 from copy import copy
 from dataclasses import replace
 from functools import partial
@@ -56,14 +56,14 @@ def fill(source: IndexedSource, place: Place, connections: int) -> dict[str, int
     """
     maker, given = _remote_of(source)
     most = min(given.need.reads_bytes, given.need.limit_bytes)
-    with ExitStack() as stack:
-        step = stack.enter_context(progress_bar("fetched", most, "B"))
-        cache = stack.enter_context(closing(copy(given)))
-        settings = replace(maker.settings, connections=connections)
-        transport = stack.enter_context(closing(RemoteTransport(settings)))
-        threads = stack.enter_context(closing(RequestThreads(connections)))
-        made = ShardTables(source.index, source.cache, source.storages)
-        tables = stack.enter_context(closing(made))
+    settings = replace(maker.settings, connections=connections)
+    with (
+        progress_bar("fetched", most, "B") as step,
+        closing(copy(given)) as cache,
+        closing(RemoteTransport(settings)) as transport,
+        closing(RequestThreads(connections)) as threads,
+        closing(ShardTables(source.index, source.cache, source.storages)) as tables,
+    ):
         load = partial(_is_there, cache=cache, transport=transport)
         pieces = _pieces(source, place, tables, kept_fraction([cache.need]))
         number, size_bytes, room = 0, 0, limit_of_pieces([cache.need])
