@@ -15,7 +15,6 @@ BAD_SETTINGS = {
     "no table": ({"t": {"key": "id"}}, "join 't' has no table; it takes a table, key and column"),
     "unknown setting": ({"t": {"table": "a.parquet", "keys": "id"}}, r"has the settings \{'keys'"),
     "key": ({"t": {"table": "a.parquet", "key": 3}}, r"settings \{'key': 3\}; it takes"),
-    "reserved name": ({"__id__": "a.parquet"}, "and no name that begins with '__' or '.'"),
     "another format": ({"t": "a.csv"}, "name either Parquet files, which end in .parquet"),
     "a command": ({"t": "pipe:cat a.parquet"}, r"\['pipe:cat ...'\]; name either Parquet files"),
     "tars without a suffix": ({"t": "a.tar"}, "as in column: txt, and no key; got column=None"),
@@ -36,6 +35,7 @@ def test_a_stream_has_no_joins(more):
 
 
 BESIDE_FIELDS = {
+    "a reserved name": ({"__id__": "t.parquet"}, {}, "let no .* name begin with '__' or '.'"),
     "a field's name": ({"label": "t.parquet"}, {}, "'label' has the name of a field that comes"),
     "an unsafe decoder": ({"t": {"table": "t.tar", "column": "pkl"}}, {}, "decoded as 'pickle'"),
     "a default without use": (

@@ -87,8 +87,7 @@ def _settings(name: str, given: Any) -> JoinSettings:
     table, missing = values.pop("table", None), values.get("missing", "none")
     names = [values.get("key"), values.get("column")]
     is_right = (
-        not name.startswith(("__", "."))
-        and (name and table and values.keys() <= {"key", "column", "missing"})
+        (name and table and values.keys() <= {"key", "column", "missing"})
         and missing in get_args(Missing)
         and all(each is None or (isinstance(each, str) and each) for each in names)
     )
@@ -96,8 +95,7 @@ def _settings(name: str, given: Any) -> JoinSettings:
         raise ConfigError(
             f"join {name!r} has {f'the settings {values}' if table else 'no table'}; it takes a "
             "table, key and column, which are names of columns, and missing, 'none' or 'raise', as "
-            f"in {{caption: {{table: table.parquet, key: {KEY}}}}}, and no name that begins with "
-            "'__' or '.'"
+            f"in {{caption: {{table: table.parquet, key: {KEY}}}}}"
         )
     key, column = names
     settings = JoinSettings(name, _tables(name, table), key or KEY, column, missing)
