@@ -159,11 +159,10 @@ def found_classes(
     """The classes in the folders of these shards; files of another form are logged at a level."""
     for folder in _folders(urls):
         try:
-            classes = _classes_in(folder, remote or {})
+            if (classes := _classes_in(folder, remote or {})) is not None:
+                yield classes
         except ConfigError as error:
             _log.log(level, "passed over: %s", error)
-        else:
-            yield from [] if classes is None else [classes]
 
 
 def agreed_classes(urls: Iterable[str], remote: ClassFiles | None = None) -> ClassNames:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from os import PathLike, fspath
 from typing import Final
 
-from lightning_shards.errors import DamagedShardError, ShardError
+from lightning_shards.errors import ShardError
 from lightning_shards.shards.checksums import crc32
 from lightning_shards.shards.storage.local import LocalStorage
 from lightning_shards.shards.storage.protocol import Storage
@@ -91,13 +91,10 @@ class TarBytes:
             reason = getattr(error, "strerror", None) or f"no memory for {stop - start} bytes"
             raise damaged(f"could not be read: {reason}", self._url, start) from error
         if len(data) < stop - start:
-            raise self._changed()
+            size = self._storage.stat(self._url).size
+            what = f"changed while it was read: it had {self._size} bytes and has {size} now"
+            raise damaged(what, self._url, min(size, self._size))
         return data
-
-    def _changed(self) -> DamagedShardError:
-        size = self._storage.stat(self._url).size
-        what = f"changed while it was read: it had {self._size} bytes and has {size} now"
-        return damaged(what, self._url, min(size, self._size))
 
 
 @contextmanager
