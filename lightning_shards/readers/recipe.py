@@ -119,8 +119,14 @@ class Recipe:
     @property
     def draw_from_globals(self) -> tuple[str, ...]:
         """Those that may draw from the generators of the whole process, as errors call them."""
-        own: Any = replace(self, fields=()).callables
-        return tuple(name for name, function in own if may_draw_from_globals(function))
+        own: Any = replace(self, fields=(), stages=()).callables
+        drawing = [name for name, function in own if may_draw_from_globals(function)]
+        drawing += [  # whatever a stage takes, one object serves all threads
+            f"stages[{number}]"
+            for number, stage in enumerate(self.stages)
+            if getattr(stage, "deterministic", False) is not True
+        ]
+        return tuple(drawing)
 
     @property
     def loads_torch(self) -> bool:

@@ -50,8 +50,13 @@ def test_threads_work_side_by_side_and_no_further_than_their_prefetch(pack_shard
     stream.close()
 
 
-def test_a_stage_that_may_draw_from_shared_generators_is_refused(pack_shards, make_source):
-    source = make_source(pack_shards([4]), stages=(Harmless(), iter))
+def with_a_generator(samples, rng=None):
+    return samples
+
+
+@pytest.mark.parametrize("stage", [iter, with_a_generator])
+def test_a_stage_that_may_draw_from_shared_generators_is_refused(pack_shards, make_source, stage):
+    source = make_source(pack_shards([4]), stages=(Harmless(), stage))
     with pytest.raises(ConfigError, match=r"^stages\[1\] may draw .*deterministic = T"):
         ThreadPool(1).start(source, Place(), Cursor())
 
