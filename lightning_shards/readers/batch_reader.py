@@ -12,7 +12,7 @@ the batch by samples.
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import accumulate, chain
@@ -266,7 +266,15 @@ class BatchReader:
             if not transforms.takes(field.name)
         }
         self._clock.lap("decode", begin, "collate")
-        return columns if transforms.is_empty else self._transformed(part, keys, columns)
+        if transforms.is_empty:
+            return columns
+        taken = [field.name for field in recipe.fields if field.name not in columns]
+        samples = list(self._samples(part, keys, taken))
+        with self._clock.on("collate"):
+            return {
+                name: columns[name] if name in columns else column_of(samples, name, arena)
+                for name in recipe.batch_names(samples, self._source.batch_format)
+            }
 
     def _joined(
         self, parts: Sequence[_Part], of_parts: Sequence[dict[str, Column]], count: int
@@ -301,22 +309,6 @@ class BatchReader:
                 rows[row] = sample
         with self._clock.on("collate"):
             return self._source.collation.given(rows, weights, components)
-
-    def _transformed(
-        self, part: _Part, keys: Sequence[str], columns: Mapping[str, Column]
-    ) -> dict[str, Column]:
-        """These columns and those that transforms take or make, in their order."""
-        arena = self._arena if part.rows is None else None
-        recipe = self._source.recipes[part.recipe]
-        taken = [field.name for field in recipe.fields if field.name not in columns]
-        samples = list(self._samples(part, keys, taken))
-        begin = self._clock.begin("collate")
-        finished = {
-            name: columns[name] if name in columns else column_of(samples, name, arena)
-            for name in recipe.batch_names(samples, self._source.batch_format)
-        }
-        self._clock.lap("collate", begin, "collate")
-        return finished
 
     def _samples(self, part: _Part, keys: Sequence[str], fields: Sequence[str]) -> Iterator[Sample]:
         """The samples of a part; these fields of them are decoded and transformed one by one."""
