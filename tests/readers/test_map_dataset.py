@@ -124,7 +124,7 @@ def test_making_one_touches_no_file(make_dataset):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"fields": {"x": "pkl"}, "decode": None}, "allow_unsafe"),
+        ({"decode": {"label": "pickle"}}, "allow_unsafe"),
         ({"seed": "1"}, "seed must be a whole number of at least 0, got '1'$"),
         ({"urls": 3}, "^urls must be a path, a pattern or a list of them, got a int$"),
     ],
