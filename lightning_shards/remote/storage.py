@@ -31,7 +31,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from lightning_shards.errors import FileAccessError, IndexMismatchError, ShardNotFoundError
 from lightning_shards.remote.backend import Chunk, TransportSettings
-from lightning_shards.remote.cache import PieceCache
+from lightning_shards.remote.cache import PieceCache, warn_once
 from lightning_shards.remote.pieces import MOST_IN_ONE_REQUEST, Piece, parts_of
 from lightning_shards.remote.transport import Body, RemoteTransport, RequestThreads
 from lightning_shards.shards.files import read_beside
@@ -136,6 +136,7 @@ class RemoteStorage(Storage):
         self._known: deque[_Pieces] = deque(maxlen=_REMEMBERED)
         self._queue = deque[Piece]()
         self._coming, self._under_way = set[Piece](), set[Piece]()
+        self._streamed = dict[str, ShardStat]()  # what objects were when they were streamed last
         self._read_bytes, self._waits = 0, {"table_wait_s": 0.0, "member_wait_s": 0.0}
         if cache is not None:
             self.fetches_ahead, self.coalesced_gap = True, _CACHED_GAP
@@ -358,6 +359,10 @@ class RemoteStorage(Storage):
         try:
             while begun:
                 chunks, stat, has_ranges = self._waited(begun.popleft())
+                if self._streamed.get(url, stat) != stat:
+                    what = "is another one than when it was streamed last: this run has read both"
+                    warn_once(f"{redact(url)} {what}; start it again to read the new one alone")
+                self._streamed[url] = stat
                 while has_ranges and at < stat.size and len(begun) < self._ranges:
                     size = min(2 * size, _RANGE_BYTES)
                     begun.append(self._begun(url, at, min(at + size, stat.size), stat))

@@ -21,7 +21,6 @@ pytestmark = pytest.mark.network
 SECRET = "s3cr3t"
 FAULTS = [
     None,
-    Fault("status", 400),
     Fault("status", 403),
     Fault("status", 500),
     Fault("cut", 0),

@@ -50,6 +50,16 @@ def test_shards_of_a_server_without_ranges_are_streamed_also_where_tables_lie_be
         module(published_shards, tmp_path, "other", reader="indexed", **own).source("train")
 
 
+def test_a_shard_that_is_another_one_at_its_next_visit_is_told_once(
+    published_shards, server, stream, caplog
+):
+    made = stream(published_shards).source("train").batches(Place(), Cursor())
+    list(islice(made, 8))
+    server.has_etags = False  # so that the versions of all three are others
+    list(islice(made, 16))
+    assert caplog.text.count("another one than when it was streamed last") == 3
+
+
 def test_a_shard_without_length_that_ends_too_early_is_damaged(published_shards, server, stream):
     """Where the connection ends with the answer, the end of a tar is in the tar."""
     source = stream(published_shards).source("train")

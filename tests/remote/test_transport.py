@@ -29,7 +29,6 @@ def test_a_scheme_that_nobody_knows_is_a_storage_error():
         ("s3", {"secret_access_key": "s3cr3t"}, "looks like a secret.*AWS_SECRET_ACCESS_KEY"),
         ("s3", {"endpoint": "http://me:s3cr3t@h"}, "'endpoint' looks like a secret"),
         ("az", {"endpoint": "http://h?sv=1&sig=s3cr3t"}, "AZURE_STORAGE_ACCOUNT_KEY"),
-        ("hf", {"token": "s3cr3t"}, "looks like a secret.*HF_TOKEN"),
         ("ftp", {"host": "h", "tls": {"key": "s3cr3t"}}, "'key' looks like a secret"),
         ("s3", {"anonymous": "yes"}, "no 'anonymous' that is a str; .*anonymous: bool"),
         ("https", {"verify": False}, "have no 'verify' that is a bool; there are ca: str"),

@@ -1,6 +1,5 @@
 """When a storage is told what to fetch, and that no batch waits for it."""
 
-import threading
 from itertools import islice
 
 import pytest
@@ -9,7 +8,6 @@ from waiting import wait_for
 from lightning_shards.errors import ShardNotFoundError
 from lightning_shards.plan.epoch import EpochSchedule
 from lightning_shards.plan.place import Cursor, Place
-from lightning_shards.remote import ahead as fetch_ahead
 from lightning_shards.remote.ahead import Announcement, FetchAhead
 from lightning_shards.shards.storage.protocol import ShardReads
 
@@ -92,22 +90,3 @@ def test_what_cannot_be_known_is_said_once(make_ahead, told, caplog):
         reach(ahead, 0, position)
     assert told == ["first"]
     assert caplog.text.count("no such table") == 1
-
-
-def test_after_closing_nothing_is_told_and_the_thread_ends_with_what_it_reads(
-    make_ahead, told, caplog, monkeypatch
-):
-    monkeypatch.setattr(fetch_ahead, "_FIRST_S", 0.05)
-    before, ended = set(threading.enumerate()), threading.Event()
-
-    def stalled():
-        assert ended.wait(WITHIN_S)
-        yield named(0, 0, 50)
-
-    ahead = make_ahead(stalled())
-    ahead.reach(0, 0)
-    ahead.close()
-    ended.set()
-    assert wait_for(lambda: set(threading.enumerate()) <= before, WITHIN_S)
-    assert told == []
-    assert caplog.text == ""

@@ -66,7 +66,6 @@ URL = "https://me:secret@host/train/0.tar?versionId=3&X-Amz-Signature=secret&X-A
         Piece(URL, 10, 20, (99, 1)),
         Piece(URL, 0, 11, (99, 1)),
         Piece(URL.replace("/train/", "/a//b@train/"), 0, 10, (99, 1)),
-        Piece(URL.replace("/train/", "/a//c@train/"), 0, 10, (99, 1)),
     ],
 )
 def test_what_may_be_other_bytes_has_another_name(other):
