@@ -226,6 +226,10 @@ MISTAKES: dict[str, tuple[Callable[..., object], str]] = {
             "keep and exclude which ones"
         ),
     ),
+    "a misspelt setting": (
+        lambda: SplitConfig("a.tar", batchsize=3),  # pyright: ignore[reportCallIssue]
+        "there is no setting 'batchsize' here: did you mean 'batch_size'?",
+    ),
     "persistent_workers": (
         lambda: LoaderConfig(persistent_workers=True),  # pyright: ignore[reportCallIssue]
         (

@@ -10,12 +10,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Final, Literal, Self, Union, cast, get_args, get_origin, get_type_hints
 
-from lightning_shards.config.parsing import (
-    build,
-    load_callable,
-    load_callables,
-    with_urls,
-)
+from lightning_shards.config.parsing import build, load_callable, load_callables, with_urls
 from lightning_shards.errors import (
     MOST_SEED,
     ConfigError,
@@ -79,6 +74,7 @@ def require_kinds(settings: Any, prefix: str = "") -> None:
             put(settings, **{name: _made(prefix + name, value, hint, _LEAST.get(name, 1))})
 
 
+@cache
 def _kind_of(hint: Any) -> Any:
     """The one kind of value, besides None, or the class of settings; of other kinds any."""
     hints = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
