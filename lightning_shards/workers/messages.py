@@ -121,7 +121,7 @@ def pinned(loaded: LoadedBatch) -> LoadedBatch:
     """A batch with its tensors, and its columns that are arrays, as tensors in page-locked memory.
 
     Raises:
-        SampleError: One holds numbers of a type that torch lacks.
+        TypeError: One holds numbers of a type that torch lacks.
     """
     pin: Any = import_module("torch.utils.data._utils.pin_memory")
     return loaded._replace(batch=pin.pin_memory(with_tensors(loaded.batch)))
