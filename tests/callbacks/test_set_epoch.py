@@ -140,7 +140,7 @@ def test_a_shard_loader_of_its_own_resumes_at_an_epochs_end(
     assert resumed.batches == whole.batches[step:]
 
 
-@pytest.mark.parametrize(("step", "callbacks"), [(3, []), (6, [SetEpoch()])], ids=str)
+@pytest.mark.parametrize(("step", "callbacks"), [(3, []), (6, [SetEpoch()])], ids=["3", "6"])
 @pytest.mark.parametrize("batch_size", [2, 3, 4])
 def test_a_shard_loader_of_its_own_does_not_resume_within_an_epoch(
     step, batch_size, callbacks, make_loader, tmp_path
