@@ -2,7 +2,6 @@
 
 import multiprocessing
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
@@ -10,6 +9,7 @@ from hypothesis import strategies as st
 from real_servers import NAMES
 
 from lightning_shards.errors import IndexMismatchError, ShardError, ShardNotFoundError
+from lightning_shards.remote.backend import TransportSettings
 from lightning_shards.remote.transport import RemoteTransport
 from tests.remote.conftest import FACES, Store, url_of
 from tests.remote.published import DATA, server_put
@@ -19,15 +19,20 @@ pytestmark = pytest.mark.network
 SIZE = len(DATA)
 
 
-@pytest.fixture(params=[*FACES, *NAMES, "other"])
+@pytest.fixture(params=[*FACES, *NAMES, "https", "other"])
 def store(request, server, make_transport) -> Store:
     if request.param in NAMES:
         return request.getfixturevalue("real_store")(request.param)
     if request.param == "other":
         return request.getfixturevalue("file_store")
+    transport = make_transport()
+    if request.param == "https":
+        server, ca = request.getfixturevalue("tls_server")
+        server.reset()
+        transport = RemoteTransport(TransportSettings({"https": {"ca": ca}}))
     put = server_put(server)
     put("some/data.tar", DATA)
-    return Store(make_transport(), lambda name: url_of(server, request.param, name), put)
+    return Store(transport, lambda name: url_of(server, request.param, name), put)
 
 
 # All examples read the one store that the test was given
@@ -81,13 +86,6 @@ def test_another_version_is_refused(store: Store) -> None:
 def test_what_is_not_there_is_not_found(store: Store) -> None:
     with pytest.raises(ShardNotFoundError, match=r"absent\.tar"):
         store.transport.read(store.url_of("absent.tar"), 0, 3)
-
-
-def test_threads_read_side_by_side(store: Store) -> None:
-    begins = range(0, SIZE, 5_000)
-    with ThreadPoolExecutor(8) as pool:
-        bodies = pool.map(lambda at: store.transport.read(store.url, at, at + 5_000), begins)
-    assert b"".join(body.data for body in bodies) == DATA
 
 
 def read_in_fork(transport: RemoteTransport, urls: Sequence[str]) -> list[bytes | str]:
