@@ -26,12 +26,6 @@ def test_settings_that_cannot_be_are_refused(kind, settings, message, monkeypatc
         kind(**sound | settings)
 
 
-def test_without_torchcodec_the_extra_is_named(monkeypatch):
-    monkeypatch.setattr("lightning_shards.errors.find_spec", lambda _: None)
-    with pytest.raises(ConfigError, match=r"pip install 'lightning-shards\[media\]', and FFmpeg"):
-        DecodeVideoClip(num_frames=1)
-
-
 def test_a_library_that_cannot_be_loaded_is_told_with_what_it_needs(monkeypatch):
     def fail(name):
         raise OSError("libavcodec.so.59: cannot open shared object file")
