@@ -114,9 +114,9 @@ class StreamSource(ShardSource):
     @contextmanager
     def trying(self, place: Place) -> Generator[Callable[[int, int], Sample]]:
         """As of `ShardSource`; the first try reads a shard from its start, which costs least."""
-        epochs = EpochSchedule(place.world_size, 1, "drop")
-        drawn = replace(self, epochs=epochs, sampling="resampled")
-        epoch = next(epochs.worker_epochs(place, Cursor()))
+        epoch = next(EpochSchedule(place.world_size, 1, "drop").worker_epochs(place, Cursor()))
+        recipes = tuple(replace(recipe, shuffle_buffer=0) for recipe in self.recipes)
+        drawn = replace(self, recipes=recipes, sampling="resampled")
         with closing(Storages(self.storages)) as storages:
 
             def made(number: int, attempt: int) -> Sample:

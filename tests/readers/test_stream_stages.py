@@ -150,9 +150,12 @@ def test_what_stages_make_has_no_replay(urls, make_source):
 @pytest.mark.timeout(30)
 @pytest.mark.parametrize("counted", [True, False])
 def test_a_stage_that_drops_everything_is_an_error(urls, make_source, counted):
-    source = make_source(urls, stages=(drop_all,), counted=counted, samples=12)
-    with pytest.raises(SampleError, match=r"no sample came out of \d+ shards in a row.*`stages`"):
+    settings = {"counted": counted, "samples": 12, "shuffle_buffer": 50}
+    source = make_source(urls, stages=(drop_all,), **settings)
+    with pytest.raises(SampleError, match=r"no sample came out of 72 shards in a row.*`stages`"):
         labels(source, 1)
+    with pytest.raises(SampleError, match=r"out of 22 shards"):  # no buffer is filled for it
+        source.first_sample(ALONE)
 
 
 @pytest.mark.timeout(30)
