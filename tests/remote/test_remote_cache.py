@@ -3,11 +3,13 @@
 import logging
 import re
 import threading
-from itertools import islice
+from collections import Counter
+from contextlib import closing
+from functools import partial
+from itertools import islice, takewhile
 from unittest.mock import ANY
 
 import lightning.pytorch as pl
-import numpy as np
 import pytest
 from fault_server import Fault
 from waiting import wait_for
@@ -16,8 +18,9 @@ from lightning_shards import DataThroughputMonitor
 from lightning_shards.errors import DamagedShardError, IndexMismatchError
 from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.remote import ahead
-from lightning_shards.remote.ahead import ShardTables
+from lightning_shards.remote.ahead import PiecePlan, ShardTables
 from lightning_shards.shards.files import CacheFolder
+from lightning_shards.shards.storage.schemes import Storages
 from tests.callbacks.quiet_fits import OneWeight, quiet_trainer
 from tests.remote.published import COUNTS, batches, content, module
 
@@ -85,21 +88,22 @@ def test_two_ranks_with_a_cache_of_two_blocks_get_what_local_shards_give_though_
 EPOCHS = 10
 
 
-def test_with_a_cache_of_two_blocks_each_piece_is_fetched_once_an_epoch(
-    published_shards, server, tmp_path
-):
-    """And once more for the first batch, and for the epoch that would follow."""
+def test_a_cache_of_two_blocks_fetches_each_piece_once_an_epoch(published_shards, server, tmp_path):
+    """And once more for the epoch that follows. All of an announcement is there at one time."""
     loader = two_blocks(published_shards, tmp_path)
     data = module(published_shards, tmp_path, "own", loader=loader, shuffle_block=4)
-    data.source("train")
-    server.asked.clear()
-    batches(data, world_size=1, epochs=EPOCHS)
-    fetched = {name: np.zeros(len(data), int) for name, data in server.objects.items()}
-    for name, first, last in server.ranges():
-        fetched[f"data/{name}"][first : last + 1] += last > 0  # else its version was asked for
-    times = np.concatenate(list(fetched.values()))
-    assert 1 < times.max() <= EPOCHS + 2
-    assert times[times > 0].mean() <= 1.1 * EPOCHS
+    source = data.source("train")
+    given = source.index, source.cache, source.storages
+    with closing(ShardTables(*given)) as tables, closing(Storages(source.storages)) as storages:
+        at = source.order, source.epochs, Cursor(), Place()
+        plan = PiecePlan(*at, source.index.urls, tables)
+        storages.of(source.index.urls[0]).read_ranges([])  # the first batch comes before all pieces
+        server.asked.clear()
+        for block in takewhile(lambda block: block.turn < EPOCHS, plan.announcements()):
+            assert wait_for(partial(storages.prefetch, block.reads), WITHIN_S)
+    fetched = Counter(asked for asked in server.ranges() if asked[2])  # else for its version
+    assert len(fetched) > 2
+    assert max(fetched.values()) <= 1.1 * EPOCHS
 
 
 class SentBytes(pl.Callback):
