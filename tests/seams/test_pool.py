@@ -24,6 +24,7 @@ from lightning_shards.system.process import Cancellable, wait_for_event
 from lightning_shards.workers.inline import InlinePool
 from lightning_shards.workers.processes import ProcessPool
 from lightning_shards.workers.threads import ThreadPool
+from tests.ray.actor_samples import running_actors
 from tests.ray.actor_transforms import Raising
 from tests.ray.local_clusters import NEEDS_RAY, local_cluster
 
@@ -134,8 +135,8 @@ def plain(batches):
 
 
 def processes_of(stream):
-    workers = getattr(stream, "_workers", getattr(stream, "_where", []))
-    return [psutil.Process(worker.pid) for worker in workers]
+    workers = getattr(stream, "_workers", None)
+    return [psutil.Process(worker.pid) for worker in workers] if workers else running_actors()
 
 
 @ALSO_ON_RAY
