@@ -7,7 +7,10 @@ comes next. A data set alone is one pipeline.
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
+from importlib import import_module
 from itertools import chain, count, islice
+from typing import Any
 
 from lightning_shards.errors import ConfigError, DamagedShardError, SampleError, StateError
 from lightning_shards.plan.epoch import EpochSchedule, WorkerEpoch
@@ -442,11 +445,13 @@ class _Pipeline:
             with self._clock.on("decode"):
                 return kept | {field.name: field.decode(members) for field in recipe.fields}
 
-        made = self._made(decode, ledger, samples)
+        decoded = self._made(decode, ledger, samples)
+        made: Iterator[Sample] = decoded
         if recipe.stages:
             load_torch()  # so that its generators are seeded for them
-        for number, stage in enumerate(recipe.stages):
-            made = staged(number, stage, made)
+            webdataset: Any = import_module("webdataset.pipeline")
+            steps = (partial(staged, number, stage) for number, stage in enumerate(recipe.stages))
+            made = iter(webdataset.DataPipeline(lambda: decoded, *steps))
         for sample in self._made(transforms.apply, ledger, made):
             self._num_opened = 0  # these shards give some
             yield sample
