@@ -15,8 +15,8 @@ if TYPE_CHECKING:  # the aliases say that the names are public; each has an impo
     from lightning_shards.callbacks.set_epoch import SetEpoch as SetEpoch
     from lightning_shards.callbacks.throughput import DataThroughputMonitor as DataThroughputMonitor
     from lightning_shards.cli import ShardCLI as ShardCLI
-    from lightning_shards.config.loading import LoaderConfig as LoaderConfig
-    from lightning_shards.config.loading import RayConfig as RayConfig
+    from lightning_shards.config.module import LoaderConfig as LoaderConfig
+    from lightning_shards.config.module import RayConfig as RayConfig
     from lightning_shards.config.splits import BatchAlikeConfig as BatchAlikeConfig
     from lightning_shards.config.splits import ComponentConfig as ComponentConfig
     from lightning_shards.config.splits import SplitConfig as SplitConfig

@@ -29,8 +29,12 @@ from lightning_shards.build.found_shards import (
 from lightning_shards.build.loaders import describe, facts_of, make_loader
 from lightning_shards.build.sources import make_source
 from lightning_shards.collectives import agree
-from lightning_shards.config.loading import LoaderConfig
-from lightning_shards.config.module import DataConfig, module_from_config, plain_settings
+from lightning_shards.config.module import (
+    DataConfig,
+    LoaderConfig,
+    module_from_config,
+    plain_settings,
+)
 from lightning_shards.config.splits import (
     SET_SETTINGS,
     SPLITS,

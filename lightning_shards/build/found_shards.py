@@ -29,10 +29,9 @@ from lightning_shards.shards.files import CacheFolder
 from lightning_shards.shards.filters.settings import sample_filter
 from lightning_shards.shards.index import ShardIndex, join_indexes
 from lightning_shards.shards.patterns import expand_urls
-from lightning_shards.shards.published_tables import absence, index_command, published_url
 from lightning_shards.shards.scheme_table import has_ranges
 from lightning_shards.shards.storage.schemes import Storages
-from lightning_shards.shards.tables import TableStore
+from lightning_shards.shards.tables import TableStore, absence, index_command, published_url
 from lightning_shards.shards.urls import is_local, redact, scheme_of, split_url
 
 _log = logging.getLogger(__name__)

@@ -5,7 +5,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from lightning_shards.build.mixtures import mixture_lines
-from lightning_shards.config.loading import LoaderConfig
+from lightning_shards.config.module import LoaderConfig
 from lightning_shards.config.splits import SplitName, set_of
 from lightning_shards.errors import ConfigError, count_of, require_library
 from lightning_shards.plan.epoch import EpochPlan

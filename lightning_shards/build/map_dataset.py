@@ -15,8 +15,7 @@ from torch.utils.data import Dataset
 
 from lightning_shards.build.found_shards import find_shards
 from lightning_shards.build.sources import make_source
-from lightning_shards.config.loading import LoaderConfig
-from lightning_shards.config.module import DataConfig
+from lightning_shards.config.module import DataConfig, LoaderConfig
 from lightning_shards.config.splits import SplitConfig
 from lightning_shards.errors import require_at_least
 from lightning_shards.readers.indexed import IndexedSource

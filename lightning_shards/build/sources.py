@@ -32,9 +32,9 @@ from lightning_shards.shards.classes import ClassNames, same_classes
 from lightning_shards.shards.files import CacheFolder
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.joins.settings import join_settings
-from lightning_shards.shards.published_tables import index_command
 from lightning_shards.shards.scheme_table import SCHEMES, has_ranges
 from lightning_shards.shards.storage.schemes import MakeStorage
+from lightning_shards.shards.tables import index_command
 from lightning_shards.shards.urls import is_local, redact, scheme_of
 from lightning_shards.system.process import job_name
 

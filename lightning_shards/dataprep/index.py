@@ -28,14 +28,18 @@ from lightning_shards.errors import ConfigError, IndexMismatchError
 from lightning_shards.remote.backend import TransportSettings
 from lightning_shards.remote.storage import remote_storages
 from lightning_shards.remote.transport import RemoteTransport
-from lightning_shards.shards.checksums import crc32
 from lightning_shards.shards.counts import WIDS, wids_entries, wids_entry, wids_json
-from lightning_shards.shards.files import CacheFolder, make_folder, open_regular, replace_file
+from lightning_shards.shards.files import (
+    CacheFolder,
+    crc32,
+    make_folder,
+    open_regular,
+    replace_file,
+)
 from lightning_shards.shards.members import ENCODING, MemberTable, scan_members, table_of_samples
-from lightning_shards.shards.published_tables import published, published_url
 from lightning_shards.shards.storage.protocol import ShardStat, Storage, shard_stat
 from lightning_shards.shards.storage.schemes import Storages
-from lightning_shards.shards.tables import TableStore, write_table
+from lightning_shards.shards.tables import TableStore, published, published_url, write_table
 from lightning_shards.shards.tar.plain_runs import run_of
 from lightning_shards.shards.tar.tar_streams import TarStream
 from lightning_shards.shards.tar.walk import Member, group_members, walk_members

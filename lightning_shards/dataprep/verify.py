@@ -35,13 +35,13 @@ from lightning_shards.samples.images import decode_pil
 from lightning_shards.shards.counts import WIDS, wids_entries
 from lightning_shards.shards.files import CacheFolder, make_folder, read_regular, replace_file
 from lightning_shards.shards.members import MemberTable, scan_members
-from lightning_shards.shards.published_tables import (
+from lightning_shards.shards.storage.schemes import Storages
+from lightning_shards.shards.tables import (
     MAX_PUBLISHED_BYTES,
+    TableStore,
     opened_table,
     published_url,
 )
-from lightning_shards.shards.storage.schemes import Storages
-from lightning_shards.shards.tables import TableStore
 from lightning_shards.shards.tar.tar_bytes import TarBytes, open_tar
 from lightning_shards.shards.tar.walk import BLOCK, Member, split_name, up_to_block, walk_members
 from lightning_shards.shards.urls import plain_path

@@ -25,9 +25,8 @@ from lightning_shards.samples.collate import LoadedBatch, Sample
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.members import repeat_of, split_error
 from lightning_shards.shards.patterns import expand_urls
-from lightning_shards.shards.storage.pipes import StreamOnlyStorage
 from lightning_shards.shards.storage.protocol import Storage
-from lightning_shards.shards.storage.schemes import Storages
+from lightning_shards.shards.storage.schemes import Storages, StreamOnlyStorage
 from lightning_shards.shards.tar.tar_bytes import open_tar
 from lightning_shards.shards.tar.tar_streams import read_samples, stream_samples
 from lightning_shards.shards.tar.walk import group_members, walk_members

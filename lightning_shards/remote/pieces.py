@@ -17,7 +17,7 @@ from itertools import pairwise
 from typing import BinaryIO, Final, NamedTuple
 
 from lightning_shards.remote.backend import Chunk
-from lightning_shards.shards.checksums import crc32
+from lightning_shards.shards.files import crc32
 from lightning_shards.shards.urls import without_credentials
 
 MOST_IN_ONE_REQUEST: Final = 8 << 20

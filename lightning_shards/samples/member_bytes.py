@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_shards.errors import SampleError
-from lightning_shards.shards.checksums import crc32
+from lightning_shards.shards.files import crc32
 from lightning_shards.shards.members import ENCODING
 
 Bytes = NDArray[np.uint8]

@@ -23,16 +23,27 @@ import logging
 import os
 import secrets
 import stat
-from collections.abc import Generator
+import zlib
+from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib import import_module
 from os import PathLike
 from pathlib import Path
-from typing import BinaryIO, Final, TypeGuard
+from typing import Any, BinaryIO, Final, TypeGuard
 
 from lightning_shards.errors import FileAccessError, ShardError, ShardNotFoundError
 from lightning_shards.shards.urls import is_local, split_url, without_credentials
+
+try:
+    _library: Any = import_module("zlib_ng.zlib_ng")  # extra `checksum`
+except ImportError:
+    _library = zlib
+
+crc32: Final[Callable[..., int]] = _library.crc32
+"""CRC-32 by the fastest library that is installed; every library gives the same number."""
+
 
 MAX_INDEX_BYTES: Final = 256 << 20
 """Largest small file that is read: a wids JSON of a million shards has about 150 MB."""

@@ -31,7 +31,7 @@ from lightning_shards.errors import (
     SampleError,
     ShardError,
 )
-from lightning_shards.shards.checksums import crc32
+from lightning_shards.shards.files import crc32
 from lightning_shards.shards.storage.local import LocalStorage
 from lightning_shards.shards.storage.protocol import ShardStat, Storage
 from lightning_shards.shards.tar.plain_runs import SampleRun, scan_samples

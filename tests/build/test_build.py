@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from lightning_shards.build.loaders import make_pool
-from lightning_shards.config.loading import LoaderConfig
+from lightning_shards.config.module import LoaderConfig
 from lightning_shards.errors import ConfigError
 from lightning_shards.plan.place import Place
 from lightning_shards.workers.inline import InlinePool

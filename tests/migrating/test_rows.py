@@ -20,7 +20,7 @@ from webdataset.compat import WebDataset
 from webdataset.writer import TarWriter
 
 from lightning_shards import ShardDataModule, SplitConfig
-from lightning_shards.config.loading import LoaderConfig
+from lightning_shards.config.module import LoaderConfig
 from lightning_shards.tools import reshard
 
 pytestmark = [

@@ -152,11 +152,11 @@ def test_where_no_cluster_runs_a_single_rank_starts_one(monkeypatch, address, ra
 
 
 def test_a_node_without_the_shards_is_named_with_the_remedy(pack_into, tmp_path):
-    from lightning_shards.workers.ray import maker, pool, travel
+    from lightning_shards.workers.ray import maker, pool
 
     urls = pack_into(tmp_path / "shards", [3])
     with make_module(tmp_path, loader=ACTORS, train={"urls": urls}).loader("train") as loader:
-        packed = travel.packed_source(loader.source)
+        packed = maker.packed_source(loader.source)
     Path(urls[0]).unlink()
     made = maker.BatchMaker(Place(), None)
     made._source = pickle.loads(packed)

@@ -5,11 +5,10 @@ from pathlib import Path
 
 import numpy as np
 
-from lightning_shards.config.loading import LoaderConfig
+from lightning_shards.config.module import LoaderConfig
 from lightning_shards.config.splits import SplitConfig
 from lightning_shards.shards.files import CacheFolder
-from lightning_shards.shards.published_tables import published
-from lightning_shards.shards.tables import TableStore
+from lightning_shards.shards.tables import TableStore, published
 
 COUNTS = [5, 3, 8]
 DATA = np.random.default_rng(0).bytes(100_003)

@@ -40,8 +40,7 @@ from lightning_shards.errors import (
     require_library,
 )
 from lightning_shards.plan.draws import FileOrder
-from lightning_shards.shards.checksums import crc32
-from lightning_shards.shards.files import CacheFolder, new_file
+from lightning_shards.shards.files import CacheFolder, crc32, new_file
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.joins.settings import JOIN_PREFIX, JoinSettings
 from lightning_shards.shards.made_files import digest_with_shards, made_once

@@ -4,9 +4,12 @@ What reads other than local files is imported with the first URL of such a schem
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import reduce
-from typing import Final
+from signal import SIGPIPE
+from subprocess import PIPE, Popen, TimeoutExpired
+from typing import IO, Final
 
 from lightning_shards.errors import ConfigError
 from lightning_shards.shards.storage.local import LocalStorage
@@ -15,6 +18,7 @@ from lightning_shards.shards.storage.protocol import (
     FetchTotals,
     MakeStorage,
     ShardReads,
+    ShardStat,
     Storage,
 )
 from lightning_shards.shards.urls import redact, scheme_of
@@ -84,7 +88,6 @@ class Storages:
 def _further(url: str, makers: Mapping[str, MakeStorage]) -> MakeStorage:
     """What makes the storage of a URL whose scheme is none of these makers'."""
     from lightning_shards.shards.scheme_table import SCHEMES, row_of
-    from lightning_shards.shards.storage.pipes import StreamOnlyStorage
 
     row = row_of(scheme_of(url))
     if row is None:
@@ -98,3 +101,49 @@ def _further(url: str, makers: Mapping[str, MakeStorage]) -> MakeStorage:
     from lightning_shards.remote.storage import DEFAULT_REMOTE
 
     return makers.get(ANY_REMOTE, DEFAULT_REMOTE)
+
+
+_END_S: Final = 0.5
+"""A program that has closed its output ends within so many seconds."""
+
+_WELL: Final = (0, 128 + SIGPIPE)
+
+
+class StreamOnlyStorage(Storage):
+    """Remote shards that a program gives from their start to their end."""
+
+    def stat(self, url: str) -> ShardStat:
+        """Refuse.
+
+        Raises:
+            ConfigError: Always.
+        """
+        raise ConfigError(
+            f"{redact(url)} can only be read from its start to its end; take reader='stream', copy "
+            "it here, or mount the bucket"
+        )
+
+    def read(self, url: str, start: int, stop: int, stat: tuple[int, int] | None = None) -> bytes:
+        """Refuse, as `stat` does."""
+        return bytes(self.stat(url).size)
+
+    @contextmanager
+    def open_stream(self, url: str) -> Generator[IO[bytes]]:
+        """The program's output. Its exit status is checked; it is killed if it is left early."""
+        command = url.strip().partition(":")[2]
+        with Popen(command, stdout=PIPE, shell=True) as program:  # noqa: S602 switched on
+            assert program.stdout is not None
+            try:
+                yield program.stdout
+                while program.stdout.read(1 << 16):
+                    pass  # bytes after the archive are read too, so that the program can end
+                program.wait()
+            except OSError:
+                with suppress(TimeoutExpired):  # its failure says more than what it gave
+                    program.wait(_END_S)
+                if program.returncode in (None, *_WELL):
+                    raise
+            finally:
+                program.kill()
+        if program.returncode not in _WELL:
+            raise OSError(f"the program that fetches it ended with status {program.returncode}")

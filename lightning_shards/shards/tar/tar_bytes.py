@@ -10,7 +10,7 @@ from os import PathLike, fspath
 from typing import Final
 
 from lightning_shards.errors import ShardError
-from lightning_shards.shards.checksums import crc32
+from lightning_shards.shards.files import crc32
 from lightning_shards.shards.storage.local import LocalStorage
 from lightning_shards.shards.storage.protocol import Storage
 from lightning_shards.shards.tar.walk import damaged

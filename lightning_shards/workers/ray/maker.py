@@ -3,24 +3,38 @@
 A batch is a pure function of its number in the stream, so a call may be made again at any time, in
 another process on another machine. An actor remembers only where its open iterator stands; a call
 for another number begins a new one.
+
+A source travels to actors pickled once. Ray's pickler sends functions and classes of the main
+script and of notebooks by value. Two things would mean something else on another machine, and are
+replaced: relative paths, and files in the cache of this node.
 """
 
+import io
 import pickle
 import socket
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
+import numpy as np
+
+from lightning_shards.plan.kept_order import HeldNumbers
 from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.readers.source import Source
 from lightning_shards.samples.collate import LoadedBatch
 from lightning_shards.samples.generators import begin_globals
 from lightning_shards.samples.tensors import on_load
+from lightning_shards.shards.index import ShardIndex
+from lightning_shards.shards.made_files import MappedNumbers
+from lightning_shards.shards.urls import is_local, scheme_of
 from lightning_shards.workers.inline import produce
 from lightning_shards.workers.messages import Packed, taken_apart
 from lightning_shards.workers.pool import Failure
 from lightning_shards.workers.ray.cluster import ray
 from lightning_shards.workers.worker import failure_of, settle_torch
+from lightning_shards.workers.worker_imports import tried_to_pickle
 
 
 class Whereabouts(NamedTuple):
@@ -109,3 +123,32 @@ class BatchMaker:
         except Exception as error:  # noqa: BLE001 raised in the trainer
             made = failure_of(error)
         return taken_apart([made])
+
+
+def packed_source(source: Source) -> bytes:
+    """A source, pickled for actors; `pickle.loads` unpacks it.
+
+    Raises:
+        ConfigError: A callable of the user's in it cannot be pickled, which is named.
+    """
+    return tried_to_pickle(source, _packed, "Ray actors")
+
+
+def _packed(value: object) -> bytes:
+    file = io.BytesIO()
+    _Packer(file, pickle.HIGHEST_PROTOCOL).dump(value)
+    return file.getvalue()
+
+
+class _Packer(ray.cloudpickle.CloudPickler):
+    def reducer_override(self, obj: Any) -> Any:
+        """How an object is made again elsewhere."""
+        if isinstance(obj, MappedNumbers):
+            return HeldNumbers, (np.array(obj.values()),)
+        if isinstance(obj, ShardIndex):
+            return replace(obj, urls=tuple(map(_absolute, obj.urls))).__reduce__()
+        return super().reducer_override(obj)  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType] Ray's
+
+
+def _absolute(url: str) -> str:
+    return str(Path(url).absolute()) if is_local(url) and not scheme_of(url) else url

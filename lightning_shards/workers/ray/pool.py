@@ -28,8 +28,7 @@ from lightning_shards.workers.pool import (
     WorkerStream,
 )
 from lightning_shards.workers.ray.cluster import join, ray
-from lightning_shards.workers.ray.maker import BatchMaker, Whereabouts
-from lightning_shards.workers.ray.travel import packed_source
+from lightning_shards.workers.ray.maker import BatchMaker, Whereabouts, packed_source
 
 _PLACED_S = 60.0
 """Seconds in which an actor must have started; on an idle machine it takes 2 to 3."""

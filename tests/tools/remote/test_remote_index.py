@@ -7,8 +7,7 @@ from fault_server import Fault
 
 from lightning_shards.errors import ConfigError
 from lightning_shards.shards.files import CacheFolder
-from lightning_shards.shards.published_tables import opened_table
-from lightning_shards.shards.tables import TableStore
+from lightning_shards.shards.tables import TableStore, opened_table
 from lightning_shards.tools import index, pack, verify
 from tests.remote.published import batches, module
 from tests.tools.remote.conftest import COUNTS
