@@ -46,7 +46,7 @@ from lightning_shards.shards.storage.schemes import ANY_REMOTE
 from lightning_shards.shards.urls import redact, split_url, unescaped
 from lightning_shards.system.process import Fetching, raise_if_cancelled, result_of
 
-_WAIT_S: Final = 2.0
+_WAIT_S: Final = 3.0
 """A batch waits so long for pieces that are on their way, and then fetches what it lacks exactly.
 Where the network is what everything waits for, exact requests would take it from the pieces."""
 
