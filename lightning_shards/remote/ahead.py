@@ -17,6 +17,7 @@ import hashlib
 import logging
 import time
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import closing
@@ -76,6 +77,9 @@ enough by itself, and of a piece a batch would use a small part only."""
 
 _REQUEST_BYTES: Final = 2_400_000
 """A request takes as much longer than its bytes as so many bytes take: 30 ms at 80 MB/s."""
+
+_PLANNED: Final = 2
+"""Announcements that are worked out before they are due: small blocks have one for each batch."""
 
 _FIRST_S: Final = 5.0
 """A first batch waits so long for the first announcement, which takes a few requests: in a cache
@@ -346,11 +350,12 @@ def is_sample_the_unit(size_bytes: int, samples: int) -> bool:
 class FetchAhead:
     """Announces pieces when the batches come to the position from which on they are wanted.
 
-    Only the first batch waits for the arithmetic, and not for long: the next announcement is worked
-    out by a thread, which takes tables. What follows the first one is asked for when the first
-    batch is made, which so shares the network with no tables of later blocks. If the pieces of a
-    block cannot be known, a warning says so: batches then fetch what they need, and raise the error
-    if it is one of theirs. A shard that was replaced is an error of the next batch.
+    Only the first batch waits for the arithmetic, and not for long: the next two announcements,
+    which may be due together, are worked out by a thread, which takes tables. What follows the
+    first one is asked for when the first batch is made, which so shares the network with no tables
+    of later blocks. If the pieces of a block cannot be known, a warning says so: batches then fetch
+    what they need, and raise the error if it is one of theirs. A shard that was replaced is an
+    error of the next batch.
 
     Args:
         announcements: Those from some position on, in the order of the batches, without end.
@@ -364,7 +369,7 @@ class FetchAhead:
     def __init__(self, announcements: Iterator[Announcement], storages: Storages) -> None:
         self._plan = partial(next, announcements, None)
         self._storages, self._thread = storages, RequestThreads(1)
-        self._next: Future[Announcement | None] | None = None
+        self._plans = deque[Future[Announcement | None]]()
         self._has_begun, self.are_there, self.waited_s = False, False, 0.0
         self._until: tuple[int, int] = (0, -1)  # turn and position behind what was announced
         self._left: tuple[int, WorkerEpoch, range] | None = None  # turn, and steps not yet read
@@ -395,18 +400,20 @@ class FetchAhead:
             IndexMismatchError: A shard is another one than when its members were listed.
         """
         is_first, self._has_begun = not self._has_begun, True
-        if self._next is None:
-            self._next = self._thread.begin(self._plan)
+        while len(self._plans) < (1 if is_first else _PLANNED):
+            self._plans.append(self._thread.begin(self._plan))
         if is_first:
             began, is_known = time.perf_counter(), Event()
-            self._next.add_done_callback(lambda _: is_known.set())
+            self._plans[0].add_done_callback(lambda _: is_known.set())
             with Fetching():
                 wait_for_event(is_known, _FIRST_S)
             self.waited_s = time.perf_counter() - began
         while (planned := self._planned()) is not None and (turn, position) >= planned[:2]:
             self.are_there = self._storages.prefetch(planned.reads)
             self._until = planned.turn, planned.stop
-            self._next = None if is_first else self._thread.begin(self._plan)
+            self._plans.popleft()
+            if not is_first:
+                self._plans.append(self._thread.begin(self._plan))
 
     def close(self) -> None:
         """Announce nothing more. The thread ends with the table that it may be reading."""
@@ -414,15 +421,15 @@ class FetchAhead:
 
     def _planned(self) -> Announcement | None:
         """The next announcement, if it is known by now."""
-        if self._next is None or not self._next.done():
+        if not self._plans or not self._plans[0].done():
             return None
         try:
-            return self._next.result()
+            return self._plans[0].result()
         except IndexMismatchError:
             raise
         except Exception as error:  # noqa: BLE001 the batches raise what is an error of theirs
             _log.warning("nothing more is fetched ahead of the batches: %s", error)
-        self._next = self._thread.begin(self._plan)  # which has ended
+        self._plans[0] = self._thread.begin(self._plan)  # which has ended
         return None
 
 

@@ -48,7 +48,7 @@ def make_ahead(told):
 
 def reach(ahead, *position):
     """Come to a position when the next announcement is known."""
-    assert wait_for(lambda: ahead._next is None or ahead._next.done(), WITHIN_S)
+    assert wait_for(lambda: all(plan.done() for plan in ahead._plans), WITHIN_S)
     ahead.reach(*position)
 
 
@@ -76,7 +76,7 @@ def test_batches_are_read_together_up_to_what_was_announced(make_ahead):
     together = []
     for _ in ahead.announcing(0, epoch, iter(range(16))):
         together.append(ahead.most_batches())
-        assert wait_for(lambda: ahead._next is None or ahead._next.done(), WITHIN_S)
+        assert wait_for(lambda: all(plan.done() for plan in ahead._plans), WITHIN_S)
     assert together == [*range(6, 0, -1), *range(10, 0, -1)]
 
 
