@@ -1,4 +1,4 @@
-"""What every order owes to a reader, checked on all of them."""
+"""What the seams guarantee, in the names of its tests: here what every order owes to a reader."""
 
 import pickle
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""When a storage is told what to fetch, and that no batch waits for it."""
+"""What fetching ahead guarantees, in the names of its tests: in time, and no batch waits for it."""
 
 from itertools import islice
 

@@ -1,4 +1,4 @@
-"""The cache where processes are killed at any time."""
+"""What the cache guarantees, in the names of its tests: processes may be killed at any time."""
 
 import os
 import subprocess

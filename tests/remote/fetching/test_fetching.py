@@ -1,4 +1,4 @@
-"""What is fetched ahead, what exactly, in which order, what batches get, and how storages end."""
+"""What fetching guarantees, in the names of its tests: the order, the bytes, and its end."""
 
 import errno
 import os

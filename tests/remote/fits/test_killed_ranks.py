@@ -1,4 +1,4 @@
-"""Ranks that train from remote shards get what ranks get that train from local ones, every byte."""
+"""What fits guarantee, in the names of its tests: remote shards give the bytes of local ones."""
 
 import json
 from collections import defaultdict

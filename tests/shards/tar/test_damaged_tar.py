@@ -1,4 +1,4 @@
-"""Damage never goes unnoticed, and rare forms are no damage."""
+"""What tar reading guarantees, in the names of its tests: no damage is unnoticed."""
 
 import gzip
 import itertools

@@ -1,4 +1,4 @@
-"""The formats of members: equal to what webdataset decodes, alone and as the column of a batch."""
+"""What decoding guarantees, in the names of its tests: it is equal to webdataset's."""
 
 import gzip
 import io

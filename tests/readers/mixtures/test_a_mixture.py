@@ -1,4 +1,4 @@
-"""The indexed reader of a mixture: its batches hold what its order says, however they are made."""
+"""What mixtures guarantee, in the names of its tests: batches hold what the order says."""
 
 from collections import Counter
 from functools import partial
