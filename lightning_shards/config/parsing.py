@@ -170,6 +170,7 @@ TORCH_WORDS = {
     "shuffle": "sampling='shuffled' of a split serves each sample once, in a new order each epoch",
     "drop_last": "remainder='drop' of a split drops what fills no whole step, 'balanced' does not",
     "sampler": "sampling of a split says how samples are drawn, keep and exclude which ones",
+    "timeout": "worker_timeout_s of the loader is how long the trainer waits for a batch",
     "persistent_workers": "leave it out, as the workers of train stay from epoch to epoch",
 }
 """What stands here for arguments of torch's DataLoader."""
