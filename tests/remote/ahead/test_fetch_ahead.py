@@ -68,6 +68,14 @@ def test_it_is_told_when_the_batches_have_come_there(make_ahead, told):
     assert told[2:] == ["(1, 0)", "(1, 50)"]
 
 
+def test_what_is_due_together_is_announced_together(make_ahead, told):
+    """Small blocks have an announcement for each batch, and none may come a batch late."""
+    ahead = make_ahead(iter([named(0, at, at + 10, str(at)) for at in (0, 10, 20, 90)]))
+    for position in (5, 6, 25):
+        reach(ahead, 0, position)
+    assert told == ["0", "10", "20"]
+
+
 def test_batches_are_read_together_up_to_what_was_announced(make_ahead):
     """Samples of later blocks would be fetched by themselves, and again as pieces."""
     schedule, place = EpochSchedule(64, 2, "drop"), Place(worker=1, num_workers=2)
