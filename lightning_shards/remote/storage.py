@@ -405,8 +405,8 @@ class _ForwardFile(io.RawIOBase):
 
     def __init__(self, chunks: Generator[Chunk]) -> None:
         super().__init__()
+        self._chunks, self._at = chunks, 0  # closed with the file, also where it is not opened
         self._data: Chunk = next(chunks, b"")
-        self._chunks, self._at = chunks, 0
 
     def readable(self) -> bool:
         return True
