@@ -33,6 +33,7 @@ from lightning_shards.config.splits import (
 from lightning_shards.errors import (
     ConfigError,
     ShardError,
+    UnsafeError,
     errors_about,
     require_choice,
     require_mapping,
@@ -254,6 +255,8 @@ class DataConfig(Settings):
         defaults = config.defaults or {}
         try:
             made = _fields_with_joins(fields, joins, decode, unsafe, transforms, defaults)
+        except UnsafeError:
+            raise
         except ConfigError as error:
             known = first_suffixes(config.urls or [])
             for field in (Field(name, suffixes_of(text)) for name, text in fields.items()):
@@ -327,6 +330,11 @@ class DataConfig(Settings):
             raise ConfigError(
                 f"collate_fn of {split!r} makes whole batches, and batch_format='tuple' asks for "
                 "tuples of fields; leave batch_format out, and let the collate_fn return a tuple"
+            )
+        if config.on_bad_sample == "substitute" and are_tuples:
+            raise ConfigError(
+                f"on_bad_sample='substitute' of {split!r} says by `__weight__` which samples only "
+                "fill a place, and a tuple has the fields alone; take batch_format='dict'"
             )
         keys = config.batch_keys
         if keys is None:
