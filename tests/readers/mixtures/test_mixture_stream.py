@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -118,17 +117,6 @@ def test_a_resumed_stream_goes_on_in_its_draws(make_mixture):
 def batches(source, number):
     with closing(source.batches(ALONE, Cursor())) as made:
         return list(islice(made, number))
-
-
-def as_float(label):
-    return torch.tensor(float(label))
-
-
-def test_tensors_and_numbers_of_one_field_are_refused(make_mixture):
-    """They would be a list in some batches, and a tensor in those of one component."""
-    source = make_mixture(PAIR, {"labels": {"transforms": {"label": as_float}}}, batch_size=8)
-    with pytest.raises(SampleError, match=r"is a tensor .* and a number .*\n.*'web', 'labels'"):
-        batches(source, 1)
 
 
 def not_three(label):
