@@ -352,20 +352,28 @@ class WorkerBatches:
         """The substitute of a bad sample; its error, if the budget ends before a good one."""
         if self.source.max_bad is None:
             raise refused(error)
-        order, tried = self.source.order, {bad}
-        tries = min(self.source.max_bad + 1, order.samples)
+        tried = {bad}
         # what follows in a small component begins again with the same ones
-        for shard, sample in order.following(self._epoch, position, tries).tolist():
-            if (shard, sample) in tried:
+        for sample_id in self._following(position, self.source.max_bad + 1):
+            if sample_id in tried:
                 continue
-            tried.add((shard, sample))
-            if (shard, sample) in self.unreadable:
+            tried.add(sample_id)
+            if sample_id in self.unreadable:
                 continue
-            self.shards.reader(shard)
+            self.shards.reader(sample_id[0])
             with suppress(*BAD):
-                return StandIn(self._row(position, shard, sample))
+                return StandIn(self._row(position, *sample_id))
         error.add_note(f"of {len(tried) - 1} other samples that follow in the order none is good")
         raise error
+
+    def _following(self, position: int, most: int) -> Iterator[tuple[int, int]]:
+        """Ids of possible substitutes; most often one is enough, so the first look-up is small."""
+        order, looked_at, size = self.source.order, 0, 1
+        most = min(most, order.samples)
+        while looked_at < most:
+            following = order.following(self._epoch, position, size).tolist()
+            yield from ((shard, sample) for shard, sample in following[looked_at:])
+            looked_at, size = size, min(2 * size, most)
 
 
 def _seeded(make: Callable[[], _T]) -> _T:

@@ -28,6 +28,7 @@ from lightning_shards.errors import (
     ShardNotFoundError,
     TransformError,
 )
+from lightning_shards.plan.order import SampleOrder
 from lightning_shards.plan.place import Place
 
 
@@ -59,6 +60,20 @@ def test_the_next_good_sample_of_the_order_stands_for_a_bad_one(
             assert rows_of(each.batch) == expected
             assert each.batch["__weight__"].dtype == torch.float32
             assert [each[:3] for each in each.bad] == bad
+
+
+def test_a_large_budget_asks_the_order_for_no_more_than_it_takes(indexed_data, monkeypatch):
+    """As many as may be bad would be millions of ids for each bad sample of a large data set."""
+    asked, real = list[int](), SampleOrder.following
+
+    def following(self, epoch, position, number):
+        asked.append(number)
+        return real(self, epoch, position, number)
+
+    monkeypatch.setattr(SampleOrder, "following", following)
+    data = indexed_data.module(reader="indexed", sampling="sequential", max_bad=10**6)
+    list(data.loader("train"))
+    assert 0 < max(asked) < NUM_SAMPLES / 2
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
