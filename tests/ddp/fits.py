@@ -190,3 +190,5 @@ def fit_all(folder: Path) -> None:
             )
             if not case.get("fails"):
                 raise
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()  # its threads may not meet the end of the program
